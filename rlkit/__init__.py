@@ -1,0 +1,60 @@
+"""rlkit: online reinforcement learning of language models in notebooks, as small steps that your own loop calls.
+
+Axis letters, the same everywhere: P prompts in the step, G completions per prompt, B = P*G rows (prompt-major), T
+completion tokens, L prompt tokens, V vocabulary, K reward functions. One mask meaning: True counts.
+
+    dataset rows -> PromptBatch -> sample -> Rollout -> score -> Scores -> advantages -> loss_step -> Update -> Run
+"""
+
+from rlkit import losses, metrics, tasks
+from rlkit.advantages import compute_kl, compute_loo_advantage, compute_optimal_advantage, optimal_value
+from rlkit.evaluate import Evaluation, evaluate
+from rlkit.logps import compute_logps
+from rlkit.losses import RLOO, AStarPO, LossInputs, a2po_loss, rloo_loss
+from rlkit.policy import Policy, load_policy
+from rlkit.prompts import PromptLoader, make_batch
+from rlkit.rewards import score
+from rlkit.rollout import PromptBatch, Rollout, SamplingParams, Scores, Update
+from rlkit.run import Run
+from rlkit.sampling import TransformersEngine, sample
+from rlkit.step import loss_step
+from rlkit.vstar import ValueTable, estimate_vstar
+from rlkit.world import World, setup
+
+__version__ = "0.1.0.dev0"
+
+__all__ = [
+    "RLOO",
+    "AStarPO",
+    "Evaluation",
+    "LossInputs",
+    "Policy",
+    "PromptBatch",
+    "PromptLoader",
+    "Rollout",
+    "Run",
+    "SamplingParams",
+    "Scores",
+    "TransformersEngine",
+    "Update",
+    "ValueTable",
+    "World",
+    "a2po_loss",
+    "compute_kl",
+    "compute_logps",
+    "compute_loo_advantage",
+    "compute_optimal_advantage",
+    "estimate_vstar",
+    "evaluate",
+    "load_policy",
+    "loss_step",
+    "losses",
+    "make_batch",
+    "metrics",
+    "optimal_value",
+    "rloo_loss",
+    "sample",
+    "score",
+    "setup",
+    "tasks",
+]

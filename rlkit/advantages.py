@@ -1,0 +1,286 @@
+"""Advantages, as pure functions of tensors: leave-one-out for RLOO, reward minus V* for A*-PO, and the KL of a
+sequence.
+
+Sources: Ahmadian et al. 2024, "Back to Basics" (arXiv 2402.14740) for RLOO; Brantley et al. 2025, "Accelerating RL for
+LLM Reasoning with Optimal Advantage Regression" (arXiv 2505.20686) for A*-PO; TRL's trainers for names and order.
+
+Two rules run through the module. *No reward* is NaN: such a row is out of every baseline and every mean. *Groups are
+labels*, never positions: rows may come in any order, groups may have any size. Left out: division by a group's standard
+deviation, which explodes when one sample of a binary group differs (docs/decisions.md).
+"""
+
+import math
+import warnings
+from collections.abc import Sequence
+from typing import Literal, get_args
+
+import torch
+from jaxtyping import Bool, Float, Int, Shaped
+from torch import Tensor
+
+from rlkit.rollout import Rollout, Scores
+
+KLEstimator = Literal["k1", "k2", "k3"]
+GroupIds = Shaped[Tensor, " B"] | Sequence[object]
+
+
+def group_index(group_id: GroupIds) -> Int[Tensor, " B"]:
+    """Turn group labels of any kind into dense indices 0..n-1, equal labels to equal indices.
+
+    Args:
+        group_id: (B,) labels: an integer tensor, or a sequence of hashable labels (strings, negative numbers ...).
+
+    Returns:
+        (B,) int64, numbered in the order of first appearance for sequences and of size for tensors.
+
+    Raises:
+        TypeError: floating-point labels, which cannot be compared safely.
+
+    Example:
+        >>> group_index(["b", "a", "b", -1]).tolist()
+        [0, 1, 0, 2]
+    """
+    if isinstance(group_id, Tensor):
+        if group_id.is_floating_point():
+            raise TypeError(
+                f"group_index: group ids must be integers or strings, got a {group_id.dtype} tensor; "
+                "floating-point labels that differ in the last bit would split a group."
+            )
+        return torch.unique(group_id, return_inverse=True)[1].reshape(group_id.shape)
+    seen: dict[object, int] = {}
+    return torch.tensor([seen.setdefault(label, len(seen)) for label in group_id], dtype=torch.int64)
+
+
+def compute_loo_advantage(
+    rewards: Float[Tensor, " B"] | Scores,
+    *,
+    group_id: GroupIds | None = None,
+    kl: Float[Tensor, " B"] | None = None,
+    beta: float = 0.0,
+    normalize: bool = False,
+) -> Float[Tensor, " B"]:
+    r"""Leave-one-out advantage: each row's reward minus the mean reward of the *other* rows of its group.
+
+    .. math:: r_i = R_i - \beta\,\mathrm{KL}_i, \qquad A_i = r_i - \frac{1}{n_g - 1}\sum_{j \in g,\, j \ne i} r_j
+
+    where g runs over the scorable rows only. The KL goes into the reward *before* the baseline is taken, so the
+    baseline
+    carries the peers' KL as well (TRL's order). A row without a reward (NaN) gets 0, and so does every row of a group
+    with fewer than two scorable rows. The result is never NaN.
+
+    Args:
+        rewards: (B,) rewards, NaN where no reward function had an answer; or the `Scores` that hold them.
+        group_id: (B,) group labels; taken from the `Scores` when they are given.
+        kl: (B,) KL of each sequence in nats, see `compute_kl`. May be negative: it is an estimate.
+        beta: weight of the KL in the reward, >= 0.
+        normalize: subtract the mean and divide by the standard deviation (plus 1e-4) of all scorable rows of the batch.
+
+    Returns:
+        (B,) float32 (float64 for float64 rewards), without gradient.
+
+    Raises:
+        ValueError: shapes differ, `group_id` is missing, beta is negative, beta without kl, NaN in the KL of a scorable
+            row, or every group has a single row (RLOO needs `num_generations` >= 2).
+
+    Source: Ahmadian et al. 2024, eq. 7; `RLOOTrainer._generate_and_score_completions`.
+
+    Example:
+        >>> compute_loo_advantage(torch.tensor([1.0, 0.0]), group_id=[0, 0], kl=torch.tensor([2.0, 0.0]), beta=0.1)
+        tensor([ 0.8000, -0.8000])
+    """
+    where = "compute_loo_advantage"
+    if isinstance(rewards, Scores):
+        group_id = rewards.group_id if group_id is None else group_id
+        rewards = rewards.reward
+    if group_id is None:
+        raise ValueError(f"{where}: group_id is missing: give one label per reward, or pass the Scores of rl.score.")
+    if len(group_id) != len(rewards):
+        raise ValueError(f"{where}: expected one group id per reward ({len(rewards)}), got {len(group_id)}.")
+    total = penalised_reward(rewards, kl=kl, beta=beta, where=where)
+
+    group = group_index(group_id).to(total.device)
+    rows_in_group = torch.bincount(group)
+    if len(total) and int(rows_in_group.max()) < 2:
+        raise ValueError(
+            f"{where}: every group has a single completion, so there is no other one to compare with. "
+            "Expected at least 2 per prompt: call rl.sample(..., num_generations=2 or more)."
+        )
+    if len(total) and int(rows_in_group.min()) < 2:
+        lonely = int((rows_in_group < 2).sum())
+        warnings.warn(f"{where}: {lonely} group(s) with a single completion get advantage 0.", stacklevel=2)
+
+    scorable = ~total.isnan()
+    value = torch.where(scorable, total, 0.0)
+    count = torch.zeros(len(rows_in_group), dtype=total.dtype, device=total.device).index_add(
+        0, group, scorable.to(total.dtype)
+    )[group]
+    group_sum = torch.zeros(len(rows_in_group), dtype=total.dtype, device=total.device).index_add(0, group, value)[
+        group
+    ]
+    advantage = value - (group_sum - value) / (count - 1).clamp(min=1)
+    if normalize and bool(scorable.any()):
+        # Over every scorable row, so rows of groups without a peer (not a number here, as in TRL) are left out.
+        known = advantage[scorable & (count > 1)]
+        spread = known.std() if len(known) > 1 else known.new_zeros(())
+        mean = known.mean() if len(known) else known.new_zeros(())
+        advantage = (advantage - mean) / (spread + 1e-4)
+    return torch.where(scorable & (count > 1), advantage, 0.0)
+
+
+def penalised_reward(
+    rewards: Float[Tensor, " B"], *, kl: Float[Tensor, " B"] | None, beta: float, where: str = "penalised_reward"
+) -> Float[Tensor, " B"]:
+    """Reward minus beta times KL, in float32 or better and without gradient; rows without a reward stay NaN.
+
+    Raises:
+        ValueError: beta negative, beta without kl, shapes that differ, a NaN KL beside a reward.
+
+    Example:
+        >>> penalised_reward(torch.tensor([1.0, float("nan")]), kl=torch.tensor([0.5, 0.5]), beta=0.2)
+        tensor([0.9000,    nan])
+    """
+    if beta < 0 or not math.isfinite(beta):
+        raise ValueError(f"{where}: beta must be a finite number >= 0, got {beta}.")
+    total = rewards.detach().to(torch.promote_types(rewards.dtype, torch.float32))
+    if beta == 0:
+        return total
+    if kl is None:
+        raise ValueError(f"{where}: beta={beta} needs kl=compute_kl(rollout, ref_logps); got kl=None.")
+    if kl.shape != rewards.shape:
+        raise ValueError(
+            f"{where}: kl must have the shape of the rewards {tuple(rewards.shape)}, got {tuple(kl.shape)}."
+        )
+    kl = kl.detach().to(total)
+    bad = kl.isnan() & ~total.isnan()
+    if bool(bad.any()):
+        raise ValueError(f"{where}: the KL of row(s) {bad.nonzero().flatten()[:5].tolist()} is NaN.")
+    return total - beta * kl
+
+
+def optimal_value(rewards: Float[Tensor, "... N"], *, beta1: float) -> Float[Tensor, "..."]:
+    r"""V*, the value of the best policy that stays near the reference, from N samples of the reference.
+
+    .. math:: V^*(x) = \beta_1 \log \frac1N \sum_{i=1}^N e^{r_i / \beta_1}
+
+    with N the number of *scored* samples. It lies between the mean and the maximum of the rewards, falls as beta1 grows
+    (beta1 to 0: the maximum; beta1 to infinity: the mean), and cannot see a solution that the reference never sampled.
+
+    Args:
+        rewards: (..., N) rewards of N reference samples per prompt, NaN where a sample has no reward.
+        beta1: temperature of the value, > 0, in units of reward.
+
+    Returns:
+        (...,) values in units of reward, float32 (float64 for float64 rewards); NaN where no sample has a reward.
+
+    Raises:
+        ValueError: beta1 is not a finite number > 0, or there is no sample.
+
+    Source: Brantley et al. 2025, eq. 3 (stage 1); `A2POTrainer._estimate_optimal_values`.
+
+    Example:
+        >>> optimal_value(torch.tensor([1.0, 0.0, 0.0, 0.0]), beta1=0.5)
+        tensor(0.4772)
+    """
+    if not (beta1 > 0 and math.isfinite(beta1)):
+        raise ValueError(f"optimal_value: beta1 must be a finite number > 0, got {beta1}; 0.5 is the usual choice.")
+    if rewards.ndim == 0 or rewards.shape[-1] == 0:
+        raise ValueError(f"optimal_value: expected rewards of shape (..., N) with N >= 1, got {tuple(rewards.shape)}.")
+    value = rewards.detach().to(torch.promote_types(rewards.dtype, torch.float32))
+    scored = ~value.isnan()
+    count = scored.sum(-1)
+    # Shift by the maximum by hand, so that a large beta1 does not cancel against log N in float32.
+    top = torch.where(scored, value, -math.inf).amax(-1, keepdim=True)
+    weight = torch.where(scored, torch.expm1((value - top) / beta1), 0.0)
+    result = top.squeeze(-1) + beta1 * torch.log1p(weight.sum(-1) / count.clamp(min=1))
+    return torch.where(count > 0, result, math.nan)
+
+
+def compute_optimal_advantage(
+    rewards: Float[Tensor, " B"] | Scores, v_star: Float[Tensor, " B"]
+) -> Float[Tensor, " B"]:
+    """Optimal advantage of A*-PO: reward minus V* of the prompt.
+
+    Args:
+        rewards: (B,) rewards, NaN where no reward function had an answer; or the `Scores` that hold them.
+        v_star: (B,) V* of each row's prompt, in units of reward: `table(rollout)` of a `ValueTable`.
+
+    Returns:
+        (B,) float32 or better, without gradient. NaN where the row has no reward: a regression has no target there, and
+        `loss_step` leaves such rows out of the loss and of its divisor.
+
+    Raises:
+        ValueError: shapes differ, or V* of a row with a reward is NaN.
+
+    Source: Brantley et al. 2025, eq. 5 (stage 2).
+
+    Example:
+        >>> compute_optimal_advantage(torch.tensor([1.0, 0.0]), torch.tensor([0.25, 0.25]))
+        tensor([ 0.7500, -0.2500])
+    """
+    reward = rewards.reward if isinstance(rewards, Scores) else rewards
+    if v_star.shape != reward.shape:
+        raise ValueError(
+            f"compute_optimal_advantage: expected one V* per row {tuple(reward.shape)}, got {tuple(v_star.shape)}."
+        )
+    reward = reward.detach().to(torch.promote_types(reward.dtype, torch.float32))
+    advantage = reward - v_star.detach().to(reward)
+    bad = advantage.isnan() & ~reward.isnan()
+    if bool(bad.any()):
+        raise ValueError(
+            f"compute_optimal_advantage: V* of row(s) {bad.nonzero().flatten()[:5].tolist()} is NaN: no reference "
+            "sample of those prompts had a reward. Drop the prompts with table.keep_solvable(dataset)."
+        )
+    return advantage
+
+
+def compute_kl(
+    logp: Rollout | Float[Tensor, "B T"],
+    ref_logps: Float[Tensor, "B T"],
+    *,
+    mask: Bool[Tensor, "B T"] | None = None,
+    estimator: KLEstimator = "k1",
+) -> Float[Tensor, " B"]:
+    r"""KL of each sequence from the reference, summed over its tokens, estimated from the tokens that were sampled.
+
+    With d = log pi - log pi_ref of a sampled token: k1 = d (the default, RLOO's), k2 = d^2/2, k3 = e^{-d} - 1 + d.
+    k1 is unbiased and may be negative: it is not clipped. Summed into the reward it gives the gradient of the true KL;
+    k2 and k3 have less variance but a bias in that role.
+
+    Args:
+        logp: the `Rollout` (its sampler's log-probabilities and mask are used), or (B,T) log-probabilities of the
+            policy that sampled, in nats.
+        ref_logps: (B,T) log-probabilities under the reference, from `compute_logps(reference, rollout)`.
+        mask: (B,T) True where a token counts; needed with a bare tensor.
+        estimator: "k1", "k2" or "k3" (Schulman, "Approximating KL divergence", 2020).
+
+    Returns:
+        (B,) nats per sequence, float32 or better, without gradient. Masked slots may hold anything.
+
+    Raises:
+        ValueError: shapes differ, mask missing, unknown estimator.
+
+    Example:
+        >>> compute_kl(torch.tensor([[-1.0, -2.0]]), torch.tensor([[-1.5, -1.0]]), mask=torch.tensor([[True, True]]))
+        tensor([-0.5000])
+    """
+    if isinstance(logp, Rollout):
+        mask = logp.completion_mask if mask is None else mask
+        logp = logp.sampler_logp
+    if mask is None:
+        raise ValueError("compute_kl: mask is missing: give a (B,T) bool tensor, or pass the rollout instead of logp.")
+    if not logp.shape == ref_logps.shape == mask.shape:
+        raise ValueError(
+            f"compute_kl: logp {tuple(logp.shape)}, ref_logps {tuple(ref_logps.shape)} and mask {tuple(mask.shape)} "
+            "must have one (B,T) shape: were they computed from the same rollout?"
+        )
+    dtype = torch.promote_types(logp.dtype, torch.float32)
+    delta = torch.where(mask, logp.detach().to(dtype) - ref_logps.detach().to(dtype), 0.0)
+    if estimator == "k1":
+        per_token = delta
+    elif estimator == "k2":
+        per_token = delta.square() / 2
+    elif estimator == "k3":
+        per_token = torch.expm1(-delta) + delta
+    else:
+        raise ValueError(f"compute_kl: estimator must be one of {get_args(KLEstimator)}, got {estimator!r}.")
+    return per_token.sum(-1)

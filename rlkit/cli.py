@@ -1,0 +1,43 @@
+"""The `rlkit` command."""
+
+import argparse
+from collections.abc import Sequence
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit status."""
+    parser = argparse.ArgumentParser(prog="rlkit", description="Online RL of language models, in small steps.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    demo = commands.add_parser(
+        "demo",
+        help="train an offline model and print what happens",
+        description="Train an offline model with RLOO, A*-PO or both, and compare held-out answers before and after.",
+    )
+    demo.add_argument("--model", default="tiny-add", choices=["tiny-add", "smollm2"], help="offline model (tiny-add)")
+    demo.add_argument(
+        "--algorithm",
+        choices=["rloo", "a2po", "both"],
+        help="default: both for tiny-add, rloo for smollm2",
+    )
+    demo.add_argument("--max-steps", type=_positive, help="updates per algorithm (default: the model's preset)")
+    demo.add_argument("--seed", type=int, default=0, help="seed of data order and sampling (0)")
+    demo.add_argument("--out", default="runs", help="folder for the runs (runs)")
+    arguments = parser.parse_args(argv)
+
+    from rlkit.demo import run_demo  # heavy imports only once the arguments are known to be right
+
+    chosen = arguments.algorithm or ("both" if arguments.model == "tiny-add" else "rloo")
+    for algorithm in ["rloo", "a2po"] if chosen == "both" else [chosen]:
+        result = run_demo(
+            arguments.model, algorithm, max_steps=arguments.max_steps, seed=arguments.seed, out=arguments.out
+        )
+        if result.run.stopped == "interrupted":
+            return 130
+    return 0
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, got {value}")
+    return value

@@ -1,0 +1,93 @@
+"""`evaluate`: rewards of a policy on a dataset, without training."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from rlkit.metrics import score_metrics
+from rlkit.prompts import check_prompt_column, make_batch
+from rlkit.rewards.score import RewardFunction, score
+from rlkit.rollout import Record, Rollout, Scores
+from rlkit.sampling.sample import sample
+from rlkit.sampling.transformers_engine import TransformersEngine
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from rlkit.policy import Policy
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Evaluation(Record):
+    """Completions and scores of a dataset.
+
+    Attributes:
+        rollout: the completions.
+        scores: their rewards.
+        metrics: reward, reward_std and those of each reward function.
+    """
+
+    rollout: Rollout
+    scores: Scores
+    metrics: Mapping[str, float]
+
+    @property
+    def reward(self) -> float:
+        """Mean reward over the completions that have one; accuracy for a 0/1 reward."""
+        return self.metrics["reward"]
+
+    def _headline(self) -> str:
+        return f"Evaluation: reward {self.reward:.4f} over {len(self.rollout)} completions"
+
+    def to_pandas(self) -> "pd.DataFrame":
+        """One row per completion: texts, columns and rewards."""
+        return self.rollout.to_pandas().assign(**self.scores.to_pandas().drop(columns="group_id"))
+
+
+def evaluate(
+    policy: "Policy",
+    dataset: Any,
+    reward_funcs: RewardFunction | Sequence[RewardFunction],
+    *,
+    num_generations: int = 1,
+    greedy: bool = False,
+    seed: int = 0,
+    batch_size: int = 256,
+    weights: Sequence[float] | None = None,
+    chat_template_kwargs: Mapping[str, Any] | None = None,
+    **sampling: Any,
+) -> Evaluation:
+    """Sample completions for every row of a dataset and score them.
+
+    The fixed seed gives each prompt the same noise every time, so that two policies are compared on equal luck.
+
+    Args:
+        policy: what to measure.
+        dataset: `datasets.Dataset` or list of rows with a `prompt` column.
+        reward_funcs: as in `score`.
+        num_generations: completions per prompt.
+        greedy: always take the likeliest token.
+        seed: of the samples.
+        batch_size: completions decoded side by side.
+        weights: one weight per reward function, as in `score`.
+        chat_template_kwargs: as in `PromptLoader`.
+        **sampling: further settings of `sample` (max_completion_length, temperature, ...).
+
+    Raises:
+        ValueError: empty dataset, no prompt column, bad settings.
+
+    Example: `rl.evaluate(policy, task.test, task.rewards, max_completion_length=8).reward`
+    """
+    check_prompt_column(dataset, "evaluate")
+    if greedy:
+        sampling["top_k"] = 1
+    engine = policy.engine or TransformersEngine(policy, max_rows=batch_size)
+    rollout = sample(
+        engine,
+        make_batch(policy, list(dataset), **(chat_template_kwargs or {})),
+        num_generations=num_generations,
+        seed=seed,
+        **sampling,
+    )
+    scores = score(rollout, reward_funcs, weights=weights)
+    return Evaluation(rollout=rollout, scores=scores, metrics=score_metrics(scores))

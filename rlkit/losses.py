@@ -1,0 +1,270 @@
+"""Losses, as pure functions of tensors, and the small frozen objects through which `loss_step` calls them.
+
+A loss returns its value *before* the mean: (B,) for one per sequence (RLOO, A*-PO), or (B,T) for one per token.
+`loss_step` takes the mean over what counts in the whole update (rows with a loss token, or loss tokens), whatever the
+split into micro-batches or ranks. That is why a loss never divides by anything itself.
+
+To write your own, pass any function of a `LossInputs`:
+
+    def reinforce(x: LossInputs):
+        return -x.logp * x.advantages[:, None]           # (B,T): a mean over tokens
+
+Sources: Ahmadian et al. 2024 (arXiv 2402.14740) and TRL's RLOOTrainer for `rloo_loss`; Brantley et al. 2025
+(arXiv 2505.20686) and TRL's A2POTrainer for `a2po_loss`. Left out of RLOO: per-token clipping, a KL term in the loss
+(in the form k1 its gradient would not depend on the reference; here KL goes into the reward).
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+MAX_LOG_RATIO = 20.0
+"""Bound of a log-ratio before exp: e^20 = 4.9e8 is far outside every clip range and still finite in each dtype."""
+
+
+@dataclass(frozen=True, eq=False)
+class LossInputs:
+    """What a loss may look at, for the rows of one micro-batch. All masked slots hold 0.
+
+    Attributes:
+        logp: (B,T) log-probabilities of the policy, with gradient.
+        old_logp: (B,T) log-probabilities before the first update on this rollout, without gradient.
+        ref_logp: (B,T) log-probabilities of the reference, or None.
+        sampler_logp: (B,T) log-probabilities that the engine reported when it sampled.
+        entropy: (B,T) entropy of the policy in nats; with gradient if the loss says `needs_entropy_grad = True`.
+        mask: (B,T) True where a token counts in the loss.
+        advantages: (B,) advantages; 0 in rows that are masked out.
+    """
+
+    logp: Float[Tensor, "B T"]
+    old_logp: Float[Tensor, "B T"]
+    ref_logp: Float[Tensor, "B T"] | None
+    sampler_logp: Float[Tensor, "B T"]
+    entropy: Float[Tensor, "B T"]
+    mask: Bool[Tensor, "B T"]
+    advantages: Float[Tensor, " B"]
+
+
+LossFunction = Callable[[LossInputs], Tensor]
+
+
+def sequence_log_ratio(
+    logp: Float[Tensor, "B T"], other: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]
+) -> Float[Tensor, " B"]:
+    """Sum over the tokens that count of logp - other, in float32 or better; masked slots may hold anything.
+
+    Example:
+        >>> sequence_log_ratio(torch.tensor([[0.5, 9.0]]), torch.tensor([[0.2, 1.0]]), torch.tensor([[True, False]]))
+        tensor([0.3000])
+    """
+    if not logp.shape == other.shape == mask.shape:
+        raise ValueError(
+            f"sequence_log_ratio: expected one (B,T) shape, got {tuple(logp.shape)}, {tuple(other.shape)} "
+            f"and mask {tuple(mask.shape)}."
+        )
+    dtype = torch.promote_types(torch.promote_types(logp.dtype, other.dtype), torch.float32)
+    # Masked slots are replaced before the subtraction: inf - inf there would give NaN a way into the gradient.
+    kept = torch.where(mask, logp.to(dtype), 0.0) - torch.where(mask, other.to(dtype), 0.0)
+    return kept.sum(-1)
+
+
+def importance_ratio(
+    logp: Float[Tensor, "B T"], old_logp: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]
+) -> Float[Tensor, " B"]:
+    """Probability of each sequence now over its probability when sampled; the log-ratio is bounded by MAX_LOG_RATIO.
+
+    Example:
+        >>> importance_ratio(torch.tensor([[0.1, 0.2]]), torch.tensor([[0.1, 0.2]]), torch.tensor([[True, True]]))
+        tensor([1.])
+    """
+    return sequence_log_ratio(logp, old_logp, mask).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+
+
+def rloo_loss(
+    logp: Float[Tensor, "B T"],
+    old_logp: Float[Tensor, "B T"],
+    mask: Bool[Tensor, "B T"],
+    advantages: Float[Tensor, " B"],
+    *,
+    epsilon: float = 0.2,
+    epsilon_high: float | None = None,
+) -> Float[Tensor, " B"]:
+    r"""Clipped policy-gradient loss of RLOO, one ratio per sequence.
+
+    .. math:: \ell_i = -\min(\rho_i A_i,\ \mathrm{clip}(\rho_i, 1-\epsilon, 1+\epsilon_{high}) A_i), \quad
+        \rho_i = \exp \sum_t m_{it} (\log\pi - \log\pi_{old})
+
+    On the first update after sampling rho is exactly 1 and the gradient is that of REINFORCE.
+
+    Args:
+        logp: (B,T) log-probabilities of the policy, with gradient.
+        old_logp: (B,T) log-probabilities before the first update on the rollout.
+        mask: (B,T) True where a token counts.
+        advantages: (B,) advantages, no NaN.
+        epsilon: lower clip range, in (0, 1).
+        epsilon_high: upper clip range, > 0; None means epsilon.
+
+    Returns:
+        (B,) loss of each sequence; 0 for a row without a loss token.
+
+    Raises:
+        ValueError: shapes differ or a clip range is out of bounds.
+
+    Source: Ahmadian et al. 2024, eq. 7, with PPO's clip as in `RLOOTrainer._compute_loss`.
+
+    Example:
+        >>> logp = torch.tensor([[math.log(1.5)], [math.log(0.5)]])
+        >>> ones = torch.ones(2, 1, dtype=torch.bool)
+        >>> rloo_loss(logp, torch.zeros(2, 1), ones, torch.tensor([1.0, 1.0]))
+        tensor([-1.2000, -0.5000])
+    """
+    low, high = clip_range(epsilon, epsilon_high)
+    ratio = importance_ratio(logp, old_logp, mask)
+    advantages = _per_row(advantages, ratio, "rloo_loss")
+    loss = -torch.minimum(ratio * advantages, ratio.clamp(low, high) * advantages)
+    return torch.where(mask.any(-1), loss, 0.0)
+
+
+def a2po_loss(
+    logp: Float[Tensor, "B T"],
+    ref_logp: Float[Tensor, "B T"],
+    mask: Bool[Tensor, "B T"],
+    advantages: Float[Tensor, " B"],
+    *,
+    beta2: float = 1e-3,
+) -> Float[Tensor, " B"]:
+    r"""Squared error between the implicit reward and the optimal advantage.
+
+    .. math:: \ell_i = \left(\beta_2 \sum_t m_{it} (\log\pi - \log\pi_{ref}) - A_i\right)^2, \quad A_i = R_i - V^*_i
+
+    The sum over tokens is not divided by their number: padding changes nothing. Its gradient is that of REINFORCE with
+    advantage A - beta2 * log-ratio, times 2 * beta2.
+
+    Args:
+        logp: (B,T) log-probabilities of the policy, with gradient.
+        ref_logp: (B,T) log-probabilities of the reference, treated as constants.
+        mask: (B,T) True where a token counts.
+        advantages: (B,) reward minus V*.
+        beta2: scale of the implicit reward, > 0, in units of reward per nat.
+
+    Returns:
+        (B,) loss of each sequence; 0 for a row without a loss token.
+
+    Raises:
+        ValueError: shapes differ or beta2 is not a finite number > 0.
+
+    Source: Brantley et al. 2025, eq. 5; `A2POTrainer.compute_loss`.
+
+    Example:
+        >>> ones = torch.ones(1, 2, dtype=torch.bool)
+        >>> a2po_loss(torch.tensor([[-1.0, -1.0]]), torch.tensor([[-2.0, -1.0]]), ones, torch.tensor([0.6]), beta2=0.1)
+        tensor([0.2500])
+    """
+    implicit = implicit_reward(logp, ref_logp.detach(), mask, beta2=beta2)
+    advantages = _per_row(advantages, implicit, "a2po_loss")
+    return torch.where(mask.any(-1), (implicit - advantages).square(), 0.0)
+
+
+def implicit_reward(
+    logp: Float[Tensor, "B T"], ref_logp: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"], *, beta2: float
+) -> Float[Tensor, " B"]:
+    """beta2 times the log-ratio of policy and reference: the reward for which the policy would be optimal.
+
+    Example:
+        >>> ones = torch.ones(1, 1, dtype=torch.bool)
+        >>> implicit_reward(torch.tensor([[-1.0]]), torch.tensor([[-3.0]]), ones, beta2=0.5)
+        tensor([1.])
+    """
+    if not (beta2 > 0 and math.isfinite(beta2)):
+        raise ValueError(f"a2po_loss: beta2 must be a finite number > 0, got {beta2}; 1e-3 is the usual choice.")
+    return beta2 * sequence_log_ratio(logp, ref_logp, mask)
+
+
+def clip_range(epsilon: float, epsilon_high: float | None) -> tuple[float, float]:
+    """The interval (1 - epsilon, 1 + epsilon_high) of ratios that are not clipped.
+
+    Example:
+        >>> clip_range(0.25, None)
+        (0.75, 1.25)
+    """
+    high = epsilon if epsilon_high is None else epsilon_high
+    if not (0 < epsilon < 1 and 0 < high and math.isfinite(high)):
+        raise ValueError(
+            f"rloo_loss: expected 0 < epsilon < 1 and epsilon_high > 0, got epsilon={epsilon}, "
+            f"epsilon_high={epsilon_high}; 0.2 is the usual choice."
+        )
+    return 1 - epsilon, 1 + high
+
+
+def _per_row(advantages: Tensor, like: Tensor, where: str) -> Tensor:
+    if advantages.shape != like.shape:
+        raise ValueError(f"{where}: expected one advantage per row {tuple(like.shape)}, got {tuple(advantages.shape)}.")
+    return advantages.detach().to(like)
+
+
+@dataclass(frozen=True)
+class RLOO:
+    """RLOO's loss with its settings, for `loss_step(..., loss=RLOO(epsilon=0.2))`; the formula is in `rloo_loss`.
+
+    Attributes:
+        epsilon: lower clip range of the sequence ratio.
+        epsilon_high: upper clip range; None means epsilon.
+    """
+
+    epsilon: float = 0.2
+    epsilon_high: float | None = None
+    needs_reference: ClassVar[bool] = False
+    zero_advantage_is_no_signal: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        clip_range(self.epsilon, self.epsilon_high)
+
+    def __call__(self, x: LossInputs) -> Float[Tensor, " B"]:
+        """(B,) loss of each sequence."""
+        return rloo_loss(x.logp, x.old_logp, x.mask, x.advantages, epsilon=self.epsilon, epsilon_high=self.epsilon_high)
+
+    def row_metrics(self, x: LossInputs) -> dict[str, Float[Tensor, " B"]]:
+        """1.0 for each row whose ratio is clipped (its gradient is 0), else 0.0: below, above, and either.
+
+        TRL's rule: a ratio below the range is clipped only where the advantage is negative, above only where positive.
+        """
+        low, high = clip_range(self.epsilon, self.epsilon_high)
+        ratio = importance_ratio(x.logp, x.old_logp, x.mask)
+        is_low, is_high = (ratio < low) & (x.advantages < 0), (ratio > high) & (x.advantages > 0)
+        return {
+            "clip_ratio/low_mean": is_low.float(),
+            "clip_ratio/high_mean": is_high.float(),
+            "clip_ratio/region_mean": (is_low | is_high).float(),
+        }
+
+
+@dataclass(frozen=True)
+class AStarPO:
+    """A*-PO's loss with its setting, for `loss_step(..., loss=AStarPO(beta2=1e-3), ref_logps=...)`; see `a2po_loss`.
+
+    Attributes:
+        beta2: scale of the implicit reward, in units of reward per nat.
+    """
+
+    beta2: float = 1e-3
+    needs_reference: ClassVar[bool] = True
+    zero_advantage_is_no_signal: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        if not (self.beta2 > 0 and math.isfinite(self.beta2)):
+            raise ValueError(f"AStarPO: beta2 must be a finite number > 0, got {self.beta2}.")
+
+    def __call__(self, x: LossInputs) -> Float[Tensor, " B"]:
+        """(B,) loss of each sequence."""
+        assert x.ref_logp is not None  # loss_step checks needs_reference
+        return a2po_loss(x.logp, x.ref_logp, x.mask, x.advantages, beta2=self.beta2)
+
+    def row_metrics(self, x: LossInputs) -> dict[str, Float[Tensor, " B"]]:
+        """The implicit reward of each row, beta2 * log(pi / pi_ref), in units of reward."""
+        assert x.ref_logp is not None
+        return {"implicit_reward": implicit_reward(x.logp, x.ref_logp, x.mask, beta2=self.beta2)}

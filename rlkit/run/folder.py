@@ -1,0 +1,70 @@
+"""The files of a run: append-only and readable while they are written.
+
+config.json     parameters and versions
+metrics.jsonl   one JSON object per step; repeats bit for bit with the same seed on a CPU
+timings.jsonl   wall times, which never repeat, kept apart
+state.json      where the run stands: last step, position in the data, why it ended
+"""
+
+import json
+import os
+import platform
+from collections.abc import Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+PACKAGES = ("rlkit-llm", "torch", "transformers", "trl", "datasets", "numpy")
+
+
+def fresh_folder(path: str | os.PathLike[str]) -> Path:
+    """Make the folder of a new run. A folder that holds a run is never written over: a number is added to the name."""
+    wanted = Path(path)
+    folder, number = wanted, 1
+    while (folder / "metrics.jsonl").exists():
+        number += 1
+        folder = wanted.with_name(f"{wanted.name}-{number}")
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def append_line(file: Path, values: Mapping[str, Any]) -> None:
+    """Append one JSON object as a line, in one write."""
+    with open(file, "a", encoding="utf-8") as handle:
+        handle.write(json.dumps(values, allow_nan=False) + "\n")
+
+
+def read_lines(file: Path) -> list[dict[str, Any]]:
+    """The objects of a JSON-lines file; a torn last line, which a crash may leave, is left out."""
+    if not file.exists():
+        return []
+    records = []
+    lines = file.read_bytes().split(b"\n")
+    for number, line in enumerate(lines):
+        if not line.strip():
+            continue
+        try:
+            records.append(json.loads(line))
+        except ValueError as error:
+            if number == len(lines) - 1:  # no line end after it: the write was cut off
+                break
+            raise ValueError(f"{file}: line {number + 1} is not JSON: {error}") from error
+    return records
+
+
+def write_json(file: Path, values: Mapping[str, Any]) -> None:
+    """Write a JSON file whole or not at all; values that JSON does not know are written as text."""
+    partial = file.with_name(file.name + ".partial")
+    partial.write_text(json.dumps(values, indent=2, default=str) + "\n", encoding="utf-8")
+    os.replace(partial, file)
+
+
+def versions() -> dict[str, str]:
+    """Versions of Python and of the packages that decide the numbers."""
+    found = {"python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found

@@ -1,0 +1,84 @@
+"""From an engine's lists of tokens to the padded tensors of a Rollout."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from rlkit.rollout import Prompt, PromptBatch, Rollout, SamplingParams
+from rlkit.sampling.engine import Completion
+
+if TYPE_CHECKING:
+    from rlkit.policy import Policy
+
+
+def pad_completions(tokens: Sequence[Sequence[int]], pad_id: int) -> tuple[Tensor, Tensor]:
+    """Pad token lists on the right; the mask comes from the lengths, so a pad id equal to EOS stays counted.
+
+    Example:
+        >>> ids, mask = pad_completions([[7, 8, 2], [7]], pad_id=2)
+        >>> ids.tolist(), mask.int().tolist()
+        ([[7, 8, 2], [7, 2, 2]], [[1, 1, 1], [1, 0, 0]])
+    """
+    width = max((len(row) for row in tokens), default=0)
+    ids = torch.tensor([list(row) + [pad_id] * (width - len(row)) for row in tokens], dtype=torch.int64)
+    lengths = torch.tensor([len(row) for row in tokens], dtype=torch.int64)
+    return ids.reshape(len(tokens), width), torch.arange(width) < lengths[:, None]
+
+
+def cut_at_end(tokens: Sequence[int], eos_ids: Sequence[int]) -> tuple[list[int], bool]:
+    """A completion up to and including its first end-of-sequence token, and whether there was one.
+
+    Example:
+        >>> cut_at_end([5, 106, 9, 9], eos_ids=[1, 106])
+        ([5, 106], True)
+    """
+    for place, token in enumerate(tokens):
+        if token in eos_ids:
+            return list(tokens[: place + 1]), True
+    return list(tokens), False
+
+
+def assemble(
+    policy: "Policy",
+    batch: PromptBatch,
+    completions: Sequence[Sequence[Completion]],
+    params: SamplingParams,
+    engine_name: str,
+) -> Rollout:
+    """Build the rollout of P prompts with their completions, prompt-major, on the policy's device."""
+    counts = [len(group) for group in completions]
+    flat = [completion for group in completions for completion in group]
+    owner = [prompt for prompt, count in enumerate(counts) for _ in range(count)]
+    width = max((len(ids) for ids in batch.token_ids), default=0)
+    prompt_ids = [[policy.pad_id] * (width - len(ids)) + list(ids) for ids in batch.token_ids]
+    prompt_mask = [[False] * (width - len(ids)) + [True] * len(ids) for ids in batch.token_ids]
+    completion_ids, completion_mask = pad_completions([c.token_ids for c in flat], policy.pad_id)
+    logp = torch.zeros(completion_ids.shape, dtype=torch.float32)
+    logp[completion_mask] = torch.tensor([value for c in flat for value in c.logp], dtype=torch.float32)
+    texts = policy.tokenizer.batch_decode([c.token_ids for c in flat], skip_special_tokens=True)
+    rows = [batch.rows[i] for i in owner]
+    device, index = policy.device, torch.tensor(owner, dtype=torch.int64)
+    columns = dict.fromkeys(name for row in batch.rows for name in row if name != "prompt")
+    return Rollout(
+        prompt_ids=torch.tensor(prompt_ids, dtype=torch.int64)[index].to(device),
+        prompt_mask=torch.tensor(prompt_mask)[index].to(device),
+        completion_ids=completion_ids.to(device),
+        completion_mask=completion_mask.to(device),
+        sampler_logp=logp.to(device),
+        group_id=batch.group_id[index].to(device),
+        row_id=batch.row_id[index].to(device),
+        truncated=torch.tensor([c.finish_reason == "length" for c in flat]).to(device),
+        prompts=tuple(row["prompt"] for row in rows),
+        completions=tuple(_in_form_of(row["prompt"], text) for row, text in zip(rows, texts, strict=True)),
+        columns={name: tuple(row.get(name) for row in rows) for name in columns},
+        sampling=params,
+        policy_version=policy.version,
+        engine=engine_name,
+    )
+
+
+def _in_form_of(prompt: Prompt, text: str) -> Any:
+    """Text for a text prompt, a list with one assistant message for a conversation (TRL's form)."""
+    return text if isinstance(prompt, str) else [{"role": "assistant", "content": text}]

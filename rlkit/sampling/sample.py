@@ -1,0 +1,145 @@
+"""`sample`: the first step of the loop, the same for every engine."""
+
+import math
+import warnings
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from rlkit.prompts import make_batch
+from rlkit.rollout import Prompt, PromptBatch, Rollout, SamplingParams
+from rlkit.sampling.assemble import assemble
+from rlkit.sampling.engine import Completion, Engine
+from rlkit.sampling.transformers_engine import TransformersEngine
+
+if TYPE_CHECKING:
+    from rlkit.policy import Policy
+
+
+def sample(
+    policy: "Policy | Engine",
+    batch: PromptBatch | Sequence[Prompt | dict[str, Any]],
+    *,
+    num_generations: int = 8,
+    max_completion_length: int = 256,
+    temperature: float = 1.0,
+    top_p: float = 1.0,
+    top_k: int = 0,
+    min_p: float | None = None,
+    repetition_penalty: float = 1.0,
+    min_completion_length: int = 0,
+    stop_strings: Sequence[str] = (),
+    seed: int | None = None,
+    generator: torch.Generator | None = None,
+) -> Rollout:
+    """Draw G completions for each of P prompts.
+
+    Token ids go in and come out; text is made only for rewards and for people. The settings are neutral unless you say
+    otherwise: a checkpoint's own generation_config is never used. With the same seed a prompt gets the same
+    completions, whatever else is in the batch.
+
+    Args:
+        policy: a policy (its own engine is used, `transformers` by default) or an engine.
+        batch: P prompts from a `PromptLoader`; or a list of prompts or dataset rows, for trying things out.
+        num_generations: G, completions per prompt; RLOO needs 2 or more, A*-PO uses 1.
+        max_completion_length: most tokens per completion, the end token included.
+        temperature: divides the logits, > 0; remembered in the rollout and used in every later pass over it.
+        top_p, top_k, min_p, repetition_penalty: leave the policy's distribution, so the samples are no longer
+            on-policy; each is off by default and warned about once.
+        min_completion_length: no end token before so many tokens.
+        stop_strings: texts that end a completion; the token that completes one is kept.
+        seed: of this call. None draws one from `generator`, or from torch's CPU generator, which `rl.setup(seed=...)`
+            seeds.
+        generator: a CPU generator to draw the seed from.
+
+    Returns:
+        A `Rollout` of B = P*G rows, prompt-major.
+
+    Raises:
+        ValueError: a setting out of its range, no prompts, or a prompt that leaves no room for the completion.
+
+    Example:
+        rollout = rl.sample(policy, ["12+34="], num_generations=4, max_completion_length=8, seed=0)
+    """
+    engine = policy if hasattr(policy, "generate") else None
+    owner: Policy = policy.policy if engine is not None else policy  # type: ignore[union-attr, assignment]
+    if engine is None:
+        engine = owner.engine or TransformersEngine(owner)
+        owner.engine = engine
+    params = SamplingParams(
+        max_completion_length=max_completion_length,
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        min_p=min_p,
+        repetition_penalty=repetition_penalty,
+        min_completion_length=min_completion_length,
+        stop_strings=tuple(stop_strings),
+    )
+    if num_generations < 1:
+        raise ValueError(f"sample: num_generations must be at least 1, got {num_generations}.")
+    if not isinstance(batch, PromptBatch):
+        batch = make_batch(owner, batch)
+    if not len(batch):
+        raise ValueError("sample: the batch has no prompts.")
+    check_context(owner, batch, params)
+    if params.truncates and not params.is_greedy:
+        warnings.warn(
+            "sample: top_p, top_k, min_p and repetition_penalty draw from another distribution than the policy's, so "
+            "the completions are not on-policy. Log-probabilities are the policy's own, not the sampler's.",
+            stacklevel=2,
+        )
+    if seed is None:
+        seed = int(torch.randint(2**62, (), generator=generator))
+    completions = engine.generate(
+        batch.token_ids, batch.group_id.tolist(), num_generations=num_generations, params=params, seed=seed
+    )
+    _check_completions(completions, batch, num_generations, engine.name)
+    return assemble(owner, batch, completions, params, engine.name)
+
+
+def check_context(policy: "Policy", batch: PromptBatch, params: SamplingParams) -> None:
+    """Refuse prompts that leave no room for a completion in the model's context.
+
+    Raises:
+        ValueError: names the prompts, their lengths and the limit.
+    """
+    limit = policy.max_context
+    if limit is None:
+        return
+    room = limit - params.max_completion_length
+    too_long = [place for place, ids in enumerate(batch.token_ids) if len(ids) > room]
+    if too_long:
+        worst = max(len(batch.token_ids[place]) for place in too_long)
+        raise ValueError(
+            f"sample: prompt(s) {too_long[:8]} of the batch do not fit: up to {worst} prompt tokens + "
+            f"max_completion_length={params.max_completion_length} exceed the model's context of {limit} tokens. "
+            f"Use max_completion_length <= {max(limit - worst, 0)}, or leave out long prompts with "
+            "PromptLoader(..., max_prompt_length=..., on_long='skip')."
+        )
+
+
+def _check_completions(
+    completions: list[list[Completion]], batch: PromptBatch, num_generations: int, engine_name: str
+) -> None:
+    """An engine is outside code: what it returns is checked before it becomes a rollout."""
+    sizes = [len(group) for group in completions]
+    if sizes != [num_generations] * len(batch):
+        raise RuntimeError(
+            f"sample: engine {engine_name!r} returned groups of {sizes} completions, expected {len(batch)} groups of "
+            f"{num_generations}."
+        )
+    for place, group in enumerate(completions):
+        for completion in group:
+            if not completion.token_ids or len(completion.token_ids) != len(completion.logp):
+                raise RuntimeError(
+                    f"sample: engine {engine_name!r} returned {len(completion.token_ids)} tokens with "
+                    f"{len(completion.logp)} log-probabilities for prompt {place}; expected one for each, at least one."
+                )
+            if any(math.isnan(value) for value in completion.logp):
+                raise FloatingPointError(
+                    f"sample: engine {engine_name!r} returned a NaN log-probability for prompt {place}: the policy's "
+                    "weights or logits are not finite. Look at the last update's grad_norm, lower the learning rate, "
+                    "and reload the policy."
+                )

@@ -1,0 +1,75 @@
+"""Offline tasks: a train split, a test split, and the reward functions that judge an answer.
+
+`load(name, **options)` gives a `Task`. Nothing is fetched from a hub, so every lesson and test runs without a network.
+A new task is one
+module with a `load(**options) -> Task`, plus one line in `TASKS`. `datasets` is imported when a task is loaded, not
+when rlkit is.
+"""
+
+from __future__ import annotations
+
+import difflib
+import html
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import datasets
+
+TASKS: dict[str, str] = {"addition": "rlkit.tasks.addition"}  # name -> module that builds it
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a run learns from: rows with a `prompt` column, and reward functions in TRL's calling form.
+
+    Attributes:
+        name: the name it was loaded by.
+        train: rows to learn from.
+        test: held-out rows; no row of `train` gives one of them away.
+        rewards: functions `f(completions, **columns) -> list[float]`, one number per completion.
+    """
+
+    name: str
+    train: datasets.Dataset
+    test: datasets.Dataset
+    rewards: tuple[Callable[..., list[float]], ...]
+
+    def __repr__(self) -> str:
+        names = ", ".join(getattr(reward, "__name__", repr(reward)) for reward in self.rewards)
+        return f"Task({self.name!r}, train={len(self.train)} rows, test={len(self.test)} rows, rewards=({names}))"
+
+    def _repr_html_(self) -> str:
+        """The line of `repr`, and the first three training rows as a table."""
+        rows = self.train.select(range(min(3, len(self.train)))).to_pandas()
+        return f"<p><code>{html.escape(repr(self))}</code></p>{rows.to_html(index=False, border=0)}"
+
+
+def load(name: str, **options: Any) -> Task:
+    """Load a task by name.
+
+    Args:
+        name: one of `TASKS`.
+        **options: the task's own options, see its module (`addition`: `conversational`, `seed`).
+
+    Returns:
+        The `Task`; the same name and options give the same rows in the same order.
+
+    Raises:
+        ValueError: if no task has this name.
+
+    Example:
+        >>> task = load("addition")
+        >>> sorted(task.train.column_names)
+        ['answer', 'prompt']
+    """
+    if name not in TASKS:
+        near = difflib.get_close_matches(str(name), TASKS, n=1)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        raise ValueError(f"tasks.load: unknown task {name!r}. Known tasks: {', '.join(sorted(TASKS))}.{hint}")
+    return importlib.import_module(TASKS[name]).load(**options)
+
+
+__all__ = ["TASKS", "Task", "load"]
