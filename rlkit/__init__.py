@@ -6,7 +6,7 @@ completion tokens, L prompt tokens, V vocabulary, K reward functions. One mask m
     dataset rows -> PromptBatch -> sample -> Rollout -> score -> Scores -> advantages -> loss_step -> Update -> Run
 """
 
-from rlkit import losses, metrics, tasks
+from rlkit import _openmp, losses, metrics, oracle, tasks  # _openmp first: it acts before torch is loaded
 from rlkit.advantages import compute_kl, compute_loo_advantage, compute_optimal_advantage, optimal_value
 from rlkit.evaluate import Evaluation, evaluate
 from rlkit.logps import compute_logps
@@ -22,6 +22,8 @@ from rlkit.vstar import ValueTable, estimate_vstar
 from rlkit.world import World, setup
 
 __version__ = "0.1.0.dev0"
+
+del _openmp
 
 __all__ = [
     "RLOO",
@@ -52,6 +54,7 @@ __all__ = [
     "make_batch",
     "metrics",
     "optimal_value",
+    "oracle",
     "rloo_loss",
     "sample",
     "score",

@@ -84,6 +84,12 @@ def describe(name: str) -> Metric:
     raise KeyError(f"no metric {name!r} is declared in rlkit.metrics")
 
 
+def markdown_table() -> str:
+    """All metrics as the table in docs/metrics.md; a test keeps the two in step."""
+    rows = [f"| `{m.name}` | {m.sentence} | {m.unit} | {m.healthy} |" for m in METRICS.values()]
+    return "\n".join(["| metric | what it says | unit | healthy |", "|---|---|---|---|", *rows])
+
+
 def average(values: Iterable[float | None]) -> float | None:
     """Mean of the values that are numbers; None if there is none.
 

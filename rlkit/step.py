@@ -8,7 +8,7 @@ sum and out of the divisor alike (B13). A batch without a trainable token steps 
 import logging
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
+@runtime_checkable
 class LRScheduler(Protocol):
     """What loss_step needs of a learning-rate scheduler: torch's and transformers' all have it."""
 

@@ -1,0 +1,172 @@
+# ruff: noqa: E501 - one fault a line reads as a table
+"""Apply one-line faults to a copy of rlkit, one at a time; a test must turn red for each.
+
+    make mutants                      all of them, about 10 minutes on 2 cores; writes docs/mutants.md
+    make mutants ARGS='-k kl'         those whose name holds "kl"; writes nothing
+
+A fault that no test notices, or whose line is no longer in the code, makes the command fail.
+"""
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One fault: in `file`, `old` (which must stand there exactly once) becomes `new`; `tests` should notice."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+    tests: str
+
+
+ADV, LOSS, STEP, LOGPS = "advantages.py", "losses.py", "step.py", "logps.py"
+ENGINE, DRAW, ASSEMBLE = "sampling/transformers_engine.py", "sampling/draw.py", "sampling/assemble.py"
+SAMPLING = "sampling"
+
+MUTANTS = [
+    # the maths
+    Mutant("KL added to the reward", ADV, "return total - beta * kl", "return total + beta * kl", "test_advantages.py"),
+    Mutant("baseline holds the row itself", ADV, "value - (group_sum - value) / (count - 1)", "value - group_sum / count", "test_advantages.py"),
+    Mutant("G for G-1", ADV, "/ (count - 1).clamp(min=1)", "/ count.clamp(min=1)", "test_advantages.py"),
+    Mutant("rows without a reward counted in the baseline", ADV, "0, group, scorable.to(total.dtype)", "0, group, torch.ones_like(total)", "test_advantages.py"),
+    Mutant("groups by position", ADV, "return torch.unique(group_id, return_inverse=True)[1].reshape(group_id.shape)", "return torch.arange(len(group_id)) // 2", "test_advantages.py"),
+    Mutant("normalised without the mean", ADV, "(advantage - mean) / (spread + 1e-4)", "advantage / (spread + 1e-4)", "test_advantages.py"),
+    Mutant("V*: sum for mean", ADV, "torch.log1p(weight.sum(-1) / count.clamp(min=1))", "torch.log1p(weight.sum(-1))", "test_advantages.py"),
+    Mutant("V*: N counts unscored samples", ADV, "count = scored.sum(-1)", "count = torch.full_like(scored.sum(-1), value.shape[-1])", "test_advantages.py"),
+    Mutant("V*: beta1 upside down", ADV, "torch.expm1((value - top) / beta1)", "torch.expm1((value - top) * beta1)", "test_advantages.py"),
+    Mutant("V* - r for r - V*", ADV, "advantage = reward - v_star.detach().to(reward)", "advantage = v_star.detach().to(reward) - reward", "test_advantages.py"),
+    Mutant("KL counts masked tokens", ADV, "delta = torch.where(mask, logp.detach().to(dtype) - ref_logps.detach().to(dtype), 0.0)", "delta = logp.detach().to(dtype) - ref_logps.detach().to(dtype)", "test_advantages.py"),
+    Mutant("k3 with the sign of the ratio turned", ADV, "torch.expm1(-delta) + delta", "torch.expm1(delta) - delta", "test_advantages.py"),
+    Mutant("max for min in the clipped loss", LOSS, "-torch.minimum(ratio * advantages", "-torch.maximum(ratio * advantages", "test_losses.py"),
+    Mutant("loss with the wrong sign", LOSS, "loss = -torch.minimum", "loss = torch.minimum", "test_losses.py"),
+    Mutant("epsilon_high ignored", LOSS, "return 1 - epsilon, 1 + high", "return 1 - epsilon, 1 + epsilon", "test_losses.py"),
+    Mutant("log-ratio not bounded", LOSS, ".clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()", ".exp()", "test_losses.py"),
+    Mutant("loss counts masked tokens", LOSS, "kept = torch.where(mask, logp.to(dtype), 0.0) - torch.where(mask, other.to(dtype), 0.0)", "kept = logp.to(dtype) - other.to(dtype)", "test_losses.py"),
+    Mutant("token mean for sum", LOSS, "return kept.sum(-1)", "return kept.sum(-1) / mask.sum(-1).clamp(min=1)", "test_losses.py"),
+    Mutant("A*-PO's target with the wrong sign", LOSS, "(implicit - advantages).square()", "(implicit + advantages).square()", "test_losses.py"),
+    Mutant("clip ratio counts rows that are not clipped", LOSS, "(ratio < low) & (x.advantages < 0)", "(ratio < low)", "test_losses.py test_step.py"),
+    # log-probabilities
+    Mutant("temperature forgotten in the log-probabilities", LOGPS, "logits = logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature", "logits = logits.to(torch.promote_types(logits.dtype, torch.float32))", "test_step.py sampling"),
+    Mutant("off by one: each token scored by its own position", LOGPS, ".last_hidden_state[rows, columns - 1]", ".last_hidden_state[rows, columns]", "test_step.py sampling"),
+    Mutant("dropout left on", LOGPS, "    model.eval()\n    for module in model.modules():", "    for module in model.modules():", "test_step.py"),
+    Mutant("mode not restored", LOGPS, "for module in was_training:\n            module.training = True", "for module in was_training:\n            pass", "test_step.py test_policy.py"),
+    Mutant("entropy without its normaliser", LOGPS, "return logp, normaliser - expected", "return logp, -expected", "test_step.py"),
+    # the loop
+    Mutant("mean of means over micro-batches", STEP, ".sum() / totals.rows", ".sum() / x.mask.any(-1).sum()", "test_step.py"),
+    Mutant("token mean per micro-batch", STEP, ".sum() / totals.tokens", ".sum() / x.mask.sum()", "test_step.py"),
+    Mutant("masked rows in the divisor", STEP, "_Totals(rows=int(mask.any(-1).sum())", "_Totals(rows=len(rollout)", "test_step.py"),
+    Mutant("truncated completions not masked", STEP, "mask = mask & ~rollout.truncated.to(device)[:, None]", "pass", "test_step.py"),
+    Mutant("rows without a target in the loss", STEP, "rollout.completion_mask.to(device) & ~advantages.isnan()[:, None]", "rollout.completion_mask.to(device)", "test_step.py"),
+    Mutant("old log-probabilities with gradient", STEP, "old_logps.to(device)).detach(), 0.0)", "old_logps.to(device)), 0.0)", "test_step.py"),
+    Mutant("old log-probabilities recomputed", STEP, "(scores.logp if old_logps is None else old_logps.to(device))", "scores.logp", "test_step.py"),
+    Mutant("gradients of an earlier step kept", STEP, "    reason = _nothing_to_learn(totals, advantages, loss)\n    optimizer.zero_grad(set_to_none=True)\n", "    reason = _nothing_to_learn(totals, advantages, loss)\n", "test_step.py"),
+    Mutant("policy version not counted", STEP, "policy.version += 1", "policy.version += 0", "test_step.py"),
+    Mutant("gradient not clipped", STEP, "limit = math.inf if max_grad_norm is None else max_grad_norm", "limit = math.inf", "test_step.py"),
+    Mutant("NaN loss stepped", STEP, "if not math.isfinite(value):", "if False:", "test_step.py"),
+    # the sampler
+    Mutant("end token dropped", ENGINE, "lengths[rows[ended | stopped]] = step + 1", "lengths[rows[ended | stopped]] = max(step, 1)", SAMPLING),
+    Mutant("only one end token known", ENGINE, "eos_ids = torch.tensor(policy.eos_ids, device=device)", "eos_ids = torch.tensor(policy.eos_ids[:1], device=device)", SAMPLING),
+    Mutant("sampled without the temperature", ENGINE, "self.processors(so_far, scores / self.params.temperature)", "self.processors(so_far, scores)", SAMPLING),
+    Mutant("sampler's log-probability without the temperature", ENGINE, "return token, tempered.log_softmax(-1)", "return token, logits.log_softmax(-1)", SAMPLING),
+    Mutant("sampler's log-probability of the truncated distribution", ENGINE, "return token, tempered.log_softmax(-1)", "return token, scores.log_softmax(-1)", SAMPLING),
+    Mutant("positions off by one", ENGINE, "    position = mask.sum(-1)\n", "    position = mask.sum(-1) + 1\n", SAMPLING),
+    Mutant("every group gets the same noise", DRAW, "SeedSequence([_word(seed), _word(group), g])", "SeedSequence([_word(seed), 0, g])", SAMPLING),
+    Mutant("every completion of a group gets the same noise", DRAW, "SeedSequence([_word(seed), _word(group), g])", "SeedSequence([_word(seed), _word(group), 0])", SAMPLING),
+    Mutant("tokens of probability 0 drawn", DRAW, "right=True)", "right=False)", SAMPLING),
+    Mutant("mask from the pad id", ASSEMBLE, "torch.arange(width) < lengths[:, None]", "ids.reshape(len(tokens), width) != pad_id", SAMPLING),
+    Mutant("truncated flag turned", ASSEMBLE, 'c.finish_reason == "length"', 'c.finish_reason != "length"', SAMPLING),
+    Mutant("end ids of the configs ignored", "policy.py", "for value in [tokenizer.eos_token_id, *(getattr(config, \"eos_token_id\", None) for config in configs if config)]:", "for value in [tokenizer.eos_token_id]:", "test_policy.py"),
+    Mutant("reference is the policy itself", "policy.py", "model = copy.deepcopy(self.model).requires_grad_(False)", "model = self.model", "test_policy.py test_step.py"),
+    # prompts, rewards, V*, run
+    Mutant("rows known by their prompt alone", "prompts.py", "json.dumps(row, sort_keys", 'json.dumps(row["prompt"], sort_keys', "test_vstar.py test_prompts.py"),
+    Mutant("every epoch in the same order", "prompts.py", '{"prompt": [self.seed, epoch]}', '{"prompt": [self.seed]}', "test_prompts.py"),
+    Mutant("two beginning-of-sequence tokens", "prompts.py", "add_special_tokens=not templated", "add_special_tokens=True", "test_prompts.py"),
+    Mutant("position not restored", "prompts.py", 'state["epoch"], state["position"], state["served"]', 'state["epoch"], 0, state["served"]', "test_prompts.py"),
+    Mutant("None counted as 0", "rewards/score.py", "        return math.nan\n", "        return 0.0\n", "test_score.py"),
+    Mutant("weights ignored", "rewards/score.py", "parts * weights)", "parts)", "test_score.py"),
+    Mutant("wrong number of rewards accepted", "rewards/score.py", "if len(returned) != count:", "if False:", "test_score.py"),
+    Mutant("unsolved decided by the sum", "vstar/table.py", "torch.where(self.rewards.isnan(), -math.inf, self.rewards).amax(-1) > self.success_threshold", "self.rewards.nansum(-1) != 0", "test_vstar.py"),
+    Mutant("one NaN wipes an average", "metrics.py", "if value is not None and not math.isnan(value)]", "if value is not None]", "test_metrics.py"),
+    Mutant("interrupt in the middle of a step", "run/run.py", "            self._interrupted = True\n            self._say", "            raise KeyboardInterrupt\n            self._say", "test_run.py"),
+    Mutant("an earlier run written over", "run/folder.py", 'while (folder / "metrics.jsonl").exists():', "while False:", "test_run.py"),
+]  # fmt: skip
+
+
+def run_one(mutant: Mutant, workspace: Path) -> tuple[str, str, float]:
+    """Apply a fault in a fresh copy and run its tests: ("killed", first red test) or ("SURVIVED"/"BROKEN", why)."""
+    copy = Path(tempfile.mkdtemp(dir=workspace))
+    for folder in ("rlkit", "tests"):
+        shutil.copytree(ROOT / folder, copy / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", copy)
+    file = copy / "rlkit" / mutant.file
+    text = file.read_text(encoding="utf-8")
+    if text.count(mutant.old) != 1:
+        return "BROKEN", f"its line stands {text.count(mutant.old)} times in rlkit/{mutant.file}", 0.0
+    file.write_text(text.replace(mutant.old, mutant.new), encoding="utf-8")
+    started = time.perf_counter()
+    status, output = run_tests(copy, mutant.tests.split())
+    seconds = time.perf_counter() - started
+    shutil.rmtree(copy)
+    if status == 1:
+        red = next((line.split(" ")[1] for line in output.splitlines() if line.startswith("FAILED ")), "?")
+        return "killed", red.removeprefix("tests/"), seconds
+    if status == 0:
+        return "SURVIVED", "no test turned red", seconds
+    return "BROKEN", output.strip().splitlines()[-1], seconds
+
+
+def run_tests(folder: Path, tests: list[str]) -> tuple[int, str]:
+    """Run pytest on some test files of a copy, stopping at the first red one."""
+    environment = {**os.environ, "PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-o", "testpaths=tests"]
+    done = subprocess.run(
+        [*command, *(f"tests/{name}" for name in tests)], cwd=folder, env=environment, capture_output=True, text=True
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+def main() -> int:
+    """Run the mutants; 0 if every one was killed."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("-k", default="", help="only mutants whose name holds this text")
+    parser.add_argument("-j", type=int, default=max(1, os.cpu_count() or 1), help="how many at once")
+    arguments = parser.parse_args()
+    chosen = [mutant for mutant in MUTANTS if arguments.k.lower() in mutant.name.lower()]
+    rows, bad = [], 0
+    with tempfile.TemporaryDirectory() as name, ThreadPoolExecutor(arguments.j) as pool:
+        results = pool.map(lambda mutant: run_one(mutant, Path(name)), chosen)
+        for mutant, (verdict, detail, seconds) in zip(chosen, results, strict=True):
+            print(f"{verdict:9} {seconds:5.1f} s  {mutant.name}: {detail}", flush=True)
+            bad += verdict != "killed"
+            rows.append(f"| {mutant.name} | `{mutant.file}` | `{detail}` |")
+    print(f"{len(chosen) - bad} of {len(chosen)} faults were noticed")
+    if not arguments.k and not bad:
+        table = ["| fault | in `rlkit/` | noticed first by `tests/` |", "|---|---|---|", *rows]
+        text = PAGE.format(count=len(chosen), table="\n".join(table))
+        (ROOT / "docs" / "mutants.md").write_text(text, encoding="utf-8")
+    return 1 if bad or not chosen else 0
+
+
+PAGE = """# Mutants
+
+Each of these {count} one-line faults was put into a copy of rlkit by `make mutants`, and a test turned red. The page is written by
+`scripts/mutants.py`; a fault that no test notices makes the command fail.
+
+{table}
+"""
+
+if __name__ == "__main__":
+    sys.exit(main())
