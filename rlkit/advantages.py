@@ -133,7 +133,7 @@ def penalised_reward(
     """Reward minus beta times KL, in float32 or better and without gradient; rows without a reward stay NaN.
 
     Raises:
-        ValueError: beta negative, beta without kl, shapes that differ, a NaN KL beside a reward.
+        ValueError: beta negative, beta without kl, shapes that differ, an infinite number, a NaN KL beside a reward.
 
     Example:
         >>> penalised_reward(torch.tensor([1.0, float("nan")]), kl=torch.tensor([0.5, 0.5]), beta=0.2)
@@ -142,6 +142,7 @@ def penalised_reward(
     if beta < 0 or not math.isfinite(beta):
         raise ValueError(f"{where}: beta must be a finite number >= 0, got {beta}.")
     total = rewards.detach().to(torch.promote_types(rewards.dtype, torch.float32))
+    _refuse_infinite(total, "reward", where)
     if beta == 0:
         return total
     if kl is None:
@@ -151,10 +152,20 @@ def penalised_reward(
             f"{where}: kl must have the shape of the rewards {tuple(rewards.shape)}, got {tuple(kl.shape)}."
         )
     kl = kl.detach().to(total)
+    _refuse_infinite(kl, "KL", where)
     bad = kl.isnan() & ~total.isnan()
     if bool(bad.any()):
         raise ValueError(f"{where}: the KL of row(s) {bad.nonzero().flatten()[:5].tolist()} is NaN.")
     return total - beta * kl
+
+
+def _refuse_infinite(values: Tensor, what: str, where: str) -> None:
+    bad = values.isinf().nonzero().flatten()
+    if len(bad):
+        raise ValueError(
+            f"{where}: the {what} of row(s) {bad[:5].tolist()} is infinite, which no baseline can absorb. Bound it, or "
+            "use NaN (None in a reward function) for a row that has none."
+        )
 
 
 def optimal_value(rewards: Float[Tensor, "... N"], *, beta1: float) -> Float[Tensor, "..."]:

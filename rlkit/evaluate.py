@@ -31,6 +31,11 @@ class Evaluation(Record):
     scores: Scores
     metrics: Mapping[str, float]
 
+    @classmethod
+    def _from_plain(cls, values: dict[str, Any]) -> dict[str, Any]:
+        rollout = Rollout(**Rollout._from_plain(values["rollout"]))
+        return values | {"rollout": rollout, "scores": Scores(**values["scores"])}
+
     @property
     def reward(self) -> float:
         """Mean reward over the completions that have one; accuracy for a 0/1 reward."""

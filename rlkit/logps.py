@@ -143,8 +143,9 @@ def _logp_and_entropy(
     logp = logits.gather(-1, targets[:, None]).squeeze(-1) - normaliser
     if entropy == "detached":
         logits, normaliser = logits.detach(), normaliser.detach()
-    # A masked vocabulary (-inf logits) contributes 0, not 0 * -inf.
-    expected = torch.where(logits.isneginf(), 0.0, (logits - normaliser[:, None]).exp() * logits).sum(-1)
+    # A token that is ruled out (a logit of -inf) contributes 0, not 0 * -inf, and no NaN to the gradient either.
+    finite = torch.where(logits.isneginf(), 0.0, logits)
+    expected = ((logits - normaliser[:, None]).exp() * finite).sum(-1)
     return logp, normaliser - expected
 
 
@@ -189,7 +190,7 @@ def compute_logps(policy: "Policy", rollout: Rollout, *, micro_batch_size: int |
     if micro_batch_size is not None and micro_batch_size < 1:
         raise ValueError(f"compute_logps: micro_batch_size must be at least 1 or None, got {micro_batch_size}.")
     size = micro_batch_size or max(1, len(rollout))
-    with torch.no_grad():
+    with policy.without_gradient():
         parts = [
             policy.score_tokens(rollout.select(slice(start, start + size))).logp
             for start in range(0, len(rollout), size)

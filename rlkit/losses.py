@@ -103,7 +103,7 @@ def rloo_loss(
 
     Args:
         logp: (B,T) log-probabilities of the policy, with gradient.
-        old_logp: (B,T) log-probabilities before the first update on the rollout.
+        old_logp: (B,T) log-probabilities before the first update on the rollout, treated as constants.
         mask: (B,T) True where a token counts.
         advantages: (B,) advantages, no NaN.
         epsilon: lower clip range, in (0, 1).
@@ -124,7 +124,7 @@ def rloo_loss(
         tensor([-1.2000, -0.5000])
     """
     low, high = clip_range(epsilon, epsilon_high)
-    ratio = importance_ratio(logp, old_logp, mask)
+    ratio = importance_ratio(logp, old_logp.detach(), mask)
     advantages = _per_row(advantages, ratio, "rloo_loss")
     loss = -torch.minimum(ratio * advantages, ratio.clamp(low, high) * advantages)
     return torch.where(mask.any(-1), loss, 0.0)
@@ -231,6 +231,7 @@ class RLOO:
     def row_metrics(self, x: LossInputs) -> dict[str, Float[Tensor, " B"]]:
         """1.0 for each row whose ratio is clipped (its gradient is 0), else 0.0: below, above, and either.
 
+        A name that ends in _min or _max is reduced that way over the rows, any other name by the mean.
         TRL's rule: a ratio below the range is clipped only where the advantage is negative, above only where positive.
         """
         low, high = clip_range(self.epsilon, self.epsilon_high)
@@ -238,7 +239,9 @@ class RLOO:
         is_low, is_high = (ratio < low) & (x.advantages < 0), (ratio > high) & (x.advantages > 0)
         return {
             "clip_ratio/low_mean": is_low.float(),
+            "clip_ratio/low_min": is_low.float(),
             "clip_ratio/high_mean": is_high.float(),
+            "clip_ratio/high_max": is_high.float(),
             "clip_ratio/region_mean": (is_low | is_high).float(),
         }
 

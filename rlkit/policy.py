@@ -21,6 +21,7 @@ from torch import nn
 
 from rlkit.logps import EntropyMode, TokenScorer, TokenScores, evaluation_mode, score_rollout, vocabulary_size
 from rlkit.rollout import Rollout
+from rlkit.strategies import gathered
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -43,6 +44,9 @@ class Policy:
         version: number of optimizer steps taken; a rollout remembers the version that made it.
         autocast: dtype of mixed precision in every pass (sampling, policy, reference), or None.
         engine: how `sample` draws completions from this policy; None means the transformers engine.
+        strategy: how the weights lie on the processes: "single", "ddp" or "fsdp2" (`world.prepare`).
+        local_scorer, scorer: the model as a function from tokens to log-probabilities, as it is in this process, and
+            inside the wrapper that exchanges gradients.
     """
 
     def __init__(
@@ -68,7 +72,9 @@ class Policy:
                 f"Policy {name!r}: the tokenizer has {len(tokenizer)} tokens, the model only {vocabulary_size(model)} "
                 "embeddings. Pass the tokenizer that belongs to the model, or call model.resize_token_embeddings first."
             )
-        self.scorer: nn.Module = TokenScorer(model)
+        self.local_scorer = TokenScorer(model)
+        self.scorer: nn.Module = self.local_scorer
+        self.strategy = "single"
 
     @property
     def device(self) -> torch.device:
@@ -94,8 +100,9 @@ class Policy:
         Gradients flow if grad mode is on and parameters require them. The method sees whole rows with their group ids,
         so that a group's prompt can one day be computed once for all its completions.
         """
+        scorer = self.scorer if torch.is_grad_enabled() else self.local_scorer
         with self.inference_settings():
-            return score_rollout(self.scorer, rollout, entropy=entropy)
+            return score_rollout(scorer, rollout, entropy=entropy)
 
     @contextlib.contextmanager
     def inference_settings(self) -> Iterator[None]:
@@ -106,11 +113,22 @@ class Policy:
                 stack.enter_context(torch.autocast(self.device.type, dtype=self.autocast))
             yield
 
+    @contextlib.contextmanager
+    def without_gradient(self) -> Iterator[None]:
+        """No gradient, and sharded weights gathered: processes may take different numbers of passes inside."""
+        with torch.no_grad(), gathered(self.local_scorer):
+            yield
+
     def reference(self) -> "Policy":
         """A frozen copy of the policy as it is now, adapters included, on the same device.
 
         KL from it is 0 at this moment, also for a pretrained adapter (known_faults B22).
         """
+        if self.strategy != "single":
+            raise RuntimeError(
+                f"policy.reference: {self.name!r} is prepared as {self.strategy}. Take the reference before "
+                "world.prepare, as the notebooks do; if it is too large for one device, prepare it too."
+            )
         model = copy.deepcopy(self.model).requires_grad_(False)
         if hasattr(model, "gradient_checkpointing_disable"):
             model.gradient_checkpointing_disable()

@@ -184,6 +184,8 @@ class PromptLoader:
         check_prompt_column(dataset, "PromptLoader")
         if batch_size < 1:
             raise ValueError(f"PromptLoader: batch_size must be at least 1, got {batch_size}.")
+        if max_prompt_length is not None and max_prompt_length < 1:
+            raise ValueError(f"PromptLoader: max_prompt_length must be at least 1 or None, got {max_prompt_length}.")
         if on_long not in ("error", "skip"):
             raise ValueError(f"PromptLoader: on_long must be 'error' or 'skip', got {on_long!r}.")
         self.dataset, self.batch_size, self.seed = dataset, batch_size, seed
@@ -267,15 +269,16 @@ class PromptLoader:
             "served": self.served,
             "seed": self.seed,
             "rows": len(self._rows),
+            "shuffle": self.shuffle,
         }
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
         """Go on from a saved position.
 
         Raises:
-            ValueError: the state belongs to another dataset size or seed, so its position would mean other prompts.
+            ValueError: the state belongs to another dataset size, seed or order: its position would mean other prompts.
         """
-        for name, own in (("seed", self.seed), ("rows", len(self._rows))):
+        for name, own in (("seed", self.seed), ("rows", len(self._rows)), ("shuffle", self.shuffle)):
             if state[name] != own:
                 raise ValueError(
                     f"PromptLoader.load_state_dict: the saved position was made with {name}={state[name]}, this loader "

@@ -99,10 +99,12 @@ class Record:
         if not isinstance(state, dict) or state.get("kind") != cls.__name__:
             found = state.get("kind") if isinstance(state, dict) else type(state).__name__
             raise ValueError(f"{cls.__name__}.load: {path} holds a {found}.")
-        values = state["fields"]
-        if "sampling" in values:
-            values["sampling"] = SamplingParams(**values["sampling"])
-        return cls(**values)
+        return cls(**cls._from_plain(state["fields"]))
+
+    @classmethod
+    def _from_plain(cls, values: dict[str, Any]) -> dict[str, Any]:
+        """The fields as the constructor wants them; records inside records are made again."""
+        return values
 
 
 def _to_plain(record: object) -> dict[str, Any]:
@@ -284,6 +286,10 @@ class Rollout(Record):
         if self.prompt_ids.shape != self.prompt_mask.shape:
             raise ValueError("Rollout: prompt_ids and prompt_mask must have one (B,L) shape.")
 
+    @classmethod
+    def _from_plain(cls, values: dict[str, Any]) -> dict[str, Any]:
+        return values | {"sampling": SamplingParams(**values["sampling"])}
+
     def __len__(self) -> int:
         return len(self.completion_ids)
 
@@ -297,12 +303,15 @@ class Rollout(Record):
         """B completions as plain text, whatever the form of the prompts."""
         return [text_of(completion) for completion in self.completions]
 
-    def select(self, rows: Int[Tensor, " n"] | Sequence[int] | slice) -> "Rollout":
+    def select(self, rows: Int[Tensor, " n"] | Bool[Tensor, " B"] | Sequence[int] | slice) -> "Rollout":
         """The rollout of some rows, in the given order. Groups may come out incomplete: their ids stay.
 
         Example: `rollout.select(rollout.group_id == 3)` also works, with a (B,) bool tensor.
         """
-        index = torch.arange(len(self))[rows if isinstance(rows, slice) else torch.as_tensor(rows).cpu()]
+        if not isinstance(rows, slice):
+            rows = torch.as_tensor(rows).cpu()
+            rows = rows if rows.dtype == torch.bool else rows.long()  # an empty list would be a float tensor
+        index = torch.arange(len(self))[rows]
         order = index.tolist()
         values: dict[str, Any] = {}
         for item in fields(self):
@@ -328,17 +337,17 @@ class Rollout(Record):
         """One row per completion: group, texts, length, summed log-probability, and the dataset's other columns."""
         import pandas as pd
 
-        return pd.DataFrame(
-            {
-                "group_id": self.group_id.tolist(),
-                "prompt": [text_of(prompt) for prompt in self.prompts],
-                "completion": self.texts,
-                "length": self.lengths.tolist(),
-                "truncated": self.truncated.tolist(),
-                "sampler_logp": torch.where(self.completion_mask, self.sampler_logp, 0.0).sum(-1).tolist(),
-                **{name: list(values) for name, values in self.columns.items()},
-            }
-        )
+        own = {
+            "group_id": self.group_id.tolist(),
+            "prompt": [text_of(prompt) for prompt in self.prompts],
+            "completion": self.texts,
+            "length": self.lengths.tolist(),
+            "truncated": self.truncated.tolist(),
+            "sampler_logp": torch.where(self.completion_mask, self.sampler_logp, 0.0).sum(-1).tolist(),
+        }
+        # A dataset column that has one of these names gets a prefix: it must not hide what was sampled.
+        columns = {(f"column:{name}" if name in own else name): list(cells) for name, cells in self.columns.items()}
+        return pd.DataFrame(own | columns)
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -1,8 +1,9 @@
 """`loss_step`: one optimizer step on a rollout, in as many micro-batches as memory asks for.
 
-The divisor is counted once, over the whole update: rows (or tokens) that count in the loss. Each micro-batch adds its
-*sum* over that number, so the gradient does not depend on the split (known_faults B12). Masked rows are out of the
-sum and out of the divisor alike (B13). A batch without a trainable token steps nothing and says so.
+The divisor is counted once, over the whole update and all processes: rows (or tokens) that count in the loss. Each
+micro-batch adds its *sum* over that number, so the gradient does not depend on the split (known_faults B12). Processes
+take the same number of passes; one with fewer micro-batches fills up with passes of weight 0. Masked rows are out of
+the sum and out of the divisor alike (B13). A batch without a trainable token steps nothing and says so.
 """
 
 import logging
@@ -14,13 +15,18 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from rlkit import collectives
+from rlkit.logps import evaluation_mode
 from rlkit.losses import RLOO, LossFunction, LossInputs
 from rlkit.rollout import Rollout, Update
+from rlkit.strategies import gradient_sync, verify_gradients
 
 if TYPE_CHECKING:
     from rlkit.policy import Policy
 
 logger = logging.getLogger(__name__)
+
+ROWS, TOKENS = "per row: ", "per token: "  # what a sum is divided by; the loss is a share of the mean already
 
 
 @runtime_checkable
@@ -80,51 +86,62 @@ def loss_step(
         mask = mask & ~rollout.truncated.to(device)[:, None]
     advantages = torch.where(mask.any(-1), advantages, 0.0)
 
-    totals = _Totals(rows=int(mask.any(-1).sum()), tokens=int(mask.sum()))
-    reason = _nothing_to_learn(totals, advantages, loss)
+    totals = _Totals.count(mask, advantages)
+    reason = _nothing_to_learn(totals, loss)
     optimizer.zero_grad(set_to_none=True)
     if reason is not None:
         logger.warning("loss_step: update skipped, %s.", reason)
-        with torch.no_grad():
+        with policy.without_gradient():
             scores = policy.score_tokens(rollout)
-        metrics = {"frac_masked": 1 - totals.rows / max(1, len(rollout)), "skipped": 1.0}
+        metrics = {"frac_masked": totals.frac_masked, "skipped": 1.0}
         return Update(math.nan, metrics, scores.logp, scores.entropy, mask, skipped=reason)
 
-    size = micro_batch_size or len(rollout)
+    size = micro_batch_size or max(1, len(rollout))
+    passes = int(collectives.maxima({"passes": float(math.ceil(len(rollout) / size))})["passes"])
     pieces = []
-    for start in range(0, len(rollout), size):
-        part = slice(start, start + size)
-        pieces.append(
-            _backward(
-                policy,
-                rollout.select(part),
-                advantages[part],
-                mask[part],
-                loss,
-                totals,
-                _part(ref_logps, part),
-                _part(old_logps, part),
-            )
-        )
-    value = sum(piece.loss for piece in pieces)
+    # Around the backward passes too: gradient checkpointing runs layers again there, and dropout must still be off.
+    with evaluation_mode(policy.model):
+        for number in range(passes):
+            part = slice(number * size, (number + 1) * size)
+            with gradient_sync(policy.scorer, last=number == passes - 1):
+                if part.start >= len(rollout):  # other processes have more to do
+                    _pass_of_weight_zero(policy, rollout)
+                    continue
+                pieces.append(
+                    _backward(
+                        policy,
+                        rollout.select(part),
+                        advantages[part],
+                        mask[part],
+                        loss,
+                        totals,
+                        _part(ref_logps, part),
+                        _part(old_logps, part),
+                    )
+                )
+    metrics = _merge(pieces, totals)
+    value = metrics["loss"]
     if not math.isfinite(value):
         optimizer.zero_grad(set_to_none=True)
         raise FloatingPointError(
             f"loss_step: the loss is {value}; the policy is unchanged. Look for NaN in advantages and ref_logps, for "
             "exploding log-ratios (clip_ratio, kl) and for a learning rate that is too high."
         )
-    metrics = _merge(pieces, totals)
+    if policy.version == 0 and policy.strategy == "ddp":
+        verify_gradients(policy.trainable_parameters(), collectives.gather)
     grad_norm = _grad_norm(policy, max_grad_norm)
     metrics["grad_norm"] = grad_norm
     metrics["learning_rate"] = float(optimizer.param_groups[0]["lr"])
-    metrics["frac_masked"] = 1 - totals.rows / len(rollout)
-    logp, entropy = torch.cat([p.logp for p in pieces]), torch.cat([p.entropy for p in pieces])
+    metrics["frac_masked"] = totals.frac_masked
+    blank = torch.zeros(0, mask.shape[1], device=device)
+    logp = torch.cat([p.logp for p in pieces]) if pieces else blank
+    entropy = torch.cat([p.entropy for p in pieces]) if pieces else blank
     if not math.isfinite(grad_norm):
         reason = f"the gradient norm is {grad_norm}"
         optimizer.zero_grad(set_to_none=True)
         logger.warning("loss_step: update skipped, %s.", reason)
         metrics["skipped"] = 1.0
-        return Update(value, metrics, logp, entropy, mask, skipped=reason)
+        return Update(math.nan, metrics, logp, entropy, mask, skipped=reason)
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
     if scheduler is not None:
@@ -135,18 +152,30 @@ def loss_step(
 
 
 class _Totals:
-    """What the whole update divides by."""
+    """What the whole update divides by, over all processes."""
 
-    def __init__(self, *, rows: int, tokens: int) -> None:
-        self.rows, self.tokens = rows, tokens
+    def __init__(self, *, rows: int, tokens: int, all_rows: int, with_signal: int) -> None:
+        self.rows, self.tokens, self.with_signal = rows, tokens, with_signal
+        self.frac_masked = 1 - rows / max(1, all_rows)
+
+    @classmethod
+    def count(cls, mask: Tensor, advantages: Tensor) -> "_Totals":
+        local = {
+            "rows": float(mask.any(-1).sum()),
+            "tokens": float(mask.sum()),
+            "all_rows": float(len(mask)),
+            "with_signal": float((advantages != 0).sum()),
+        }
+        return cls(**{name: int(value) for name, value in collectives.sums(local).items()})
 
 
 class _Piece:
-    """What one micro-batch leaves behind: its share of the loss, its log-probabilities, sums and extremes."""
+    """What one micro-batch leaves behind: its share of the loss, its log-probabilities, and sums and extremes."""
 
-    def __init__(self, loss: float, logp: Tensor, entropy: Tensor, row_sums: dict[str, float]) -> None:
-        self.loss, self.logp, self.entropy, self.row_sums = loss, logp, entropy, row_sums
-        self.entropy_sum = self.gap_sum = self.gap_max = 0.0
+    def __init__(
+        self, loss: float, logp: Tensor, entropy: Tensor, sums: dict[str, float], top: dict[str, float]
+    ) -> None:
+        self.loss, self.logp, self.entropy, self.sums, self.top = loss, logp, entropy, sums, top
 
 
 def _backward(
@@ -178,16 +207,28 @@ def _backward(
             "loss_step: the loss does not depend on the policy's parameters. Expected at least one trainable parameter "
             "and a loss that uses x.logp; a reference (policy.reference()) is frozen and cannot be trained."
         )
-    share.backward()
+    # Wrappers for several processes average the gradient over them; the mean is over the rows of all.
+    (share * collectives.size()).backward()
     with torch.no_grad():
-        rows = mask.any(-1)
-        measured = loss.row_metrics(inputs) if hasattr(loss, "row_metrics") else {}
-        sums = {name: float(torch.where(rows, values.detach(), 0.0).sum()) for name, values in measured.items()}
-        piece = _Piece(float(share.detach()), scores.logp.detach(), scores.entropy.detach(), sums)
+        sums, top = _measure(loss.row_metrics(inputs) if hasattr(loss, "row_metrics") else {}, mask.any(-1))
         gap = (inputs.logp.detach() - sampler_logp).abs()
-        piece.entropy_sum = float(inputs.entropy.sum())
-        piece.gap_sum, piece.gap_max = float(gap.sum()), float(gap.max()) if gap.numel() else 0.0
-    return piece
+        sums |= {"loss": float(share.detach()), TOKENS + "entropy": float(inputs.entropy.sum())}
+        sums[TOKENS + "sampler_gap/mean"] = float(gap.sum())
+        top["sampler_gap/max"] = float(gap.max()) if gap.numel() else 0.0
+    return _Piece(sums["loss"], scores.logp.detach(), scores.entropy.detach(), sums, top)
+
+
+def _measure(measured: Mapping[str, Tensor], rows: Tensor) -> tuple[dict[str, float], dict[str, float]]:
+    """Sums over the rows that count, and maxima; for a name that ends in _min the maximum of the negated values."""
+    sums, top = {}, {}
+    for name, values in measured.items():
+        values = values.detach()[rows]
+        if name.endswith(("_min", "_max")):
+            values = -values if name.endswith("_min") else values
+            top[name] = float(values.max()) if len(values) else -math.inf
+        else:
+            sums[ROWS + name] = float(values.sum())
+    return sums, top
 
 
 def _share_of_mean(values: Any, x: LossInputs, totals: _Totals, loss: Any) -> Tensor:
@@ -204,38 +245,50 @@ def _share_of_mean(values: Any, x: LossInputs, totals: _Totals, loss: Any) -> Te
     )
 
 
+def _pass_of_weight_zero(policy: "Policy", rollout: Rollout) -> None:
+    """A forward and backward pass that adds nothing, so that every process takes part in every exchange."""
+    if len(rollout):
+        row = rollout.select([0])
+    else:
+        end = torch.tensor([[policy.eos_ids[0]]])
+        yes, zero = torch.ones(1, 1, dtype=torch.bool), torch.zeros(1, dtype=torch.int64)
+        row = Rollout(end, yes, end, yes, torch.zeros(1, 1), zero, zero, yes[0], ("",), ("",))
+    (policy.score_tokens(row).logp.sum() * 0.0).backward()
+
+
 def _merge(pieces: list[_Piece], totals: _Totals) -> dict[str, float]:
-    """Means over the whole update from the sums of its micro-batches, never means of means."""
-    metrics = {"loss": sum(piece.loss for piece in pieces)}
-    for name in pieces[0].row_sums:
-        metrics[name] = sum(piece.row_sums[name] for piece in pieces) / totals.rows
-    # The extremes over processes that TRL logs beside the means; with one process they are the means.
-    for name, extreme in (
-        ("clip_ratio/low_mean", "clip_ratio/low_min"),
-        ("clip_ratio/high_mean", "clip_ratio/high_max"),
-    ):
-        if name in metrics:
-            metrics[extreme] = metrics[name]
-    metrics["entropy"] = sum(piece.entropy_sum for piece in pieces) / totals.tokens
-    metrics["sampler_gap/mean"] = sum(piece.gap_sum for piece in pieces) / totals.tokens
-    metrics["sampler_gap/max"] = max(piece.gap_max for piece in pieces)
-    return metrics
+    """Means over the whole update from the sums of its micro-batches and processes, never means of means."""
+    names = collectives.gather(([*pieces[0].sums], [*pieces[0].top]) if pieces else ([], []))
+    sum_names = list(dict.fromkeys(name for sums, _ in names for name in sums))
+    top_names = list(dict.fromkeys(name for _, top in names for name in top))
+    sums = collectives.sums({name: math.fsum(piece.sums[name] for piece in pieces) for name in sum_names})
+    tops = collectives.maxima(
+        {name: max((piece.top[name] for piece in pieces), default=-math.inf) for name in top_names}
+    )
+    divisor = {ROWS: totals.rows, TOKENS: totals.tokens}
+    metrics = {}
+    for name, value in sums.items():
+        kind = next((kind for kind in divisor if name.startswith(kind)), "")
+        metrics[name.removeprefix(kind)] = value / divisor.get(kind, 1)
+    return metrics | {name: -value if name.endswith("_min") else value for name, value in tops.items()}
 
 
 def _grad_norm(policy: "Policy", max_grad_norm: float | None) -> float:
     """Total norm of the gradient before clipping; clips in place."""
     limit = math.inf if max_grad_norm is None else max_grad_norm
-    return float(torch.nn.utils.clip_grad_norm_(policy.trainable_parameters(), limit))
+    norm = torch.nn.utils.clip_grad_norm_(policy.trainable_parameters(), limit)
+    # Sharded gradients give a sharded norm, whose local value would depend on the number of processes.
+    return float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
 
 
 def _part(values: Tensor | None, rows: slice) -> Tensor | None:
     return None if values is None else values[rows]
 
 
-def _nothing_to_learn(totals: _Totals, advantages: Tensor, loss: Any) -> str | None:
+def _nothing_to_learn(totals: _Totals, loss: Any) -> str | None:
     if totals.tokens == 0:
         return "no token counts in the loss: every completion is masked or has no reward"
-    if getattr(loss, "zero_advantage_is_no_signal", False) and not bool(advantages.any()):
+    if getattr(loss, "zero_advantage_is_no_signal", False) and totals.with_signal == 0:
         return "every advantage is 0: all completions of each prompt got the same reward, or none"
     return None
 
@@ -250,7 +303,7 @@ def _check(
     micro_batch_size: int | None,
     max_grad_norm: float | None,
 ) -> None:
-    if not len(rollout):
+    if not len(rollout) and not collectives.is_many():
         raise ValueError("loss_step: the rollout has no rows.")
     if advantages.shape != (len(rollout),):
         raise ValueError(

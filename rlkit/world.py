@@ -1,36 +1,49 @@
-"""World: the processes that run the loop. For now there is one; the notebook's calls are those that many will use.
+"""World: the processes that run the loop, one in a notebook, N under torchrun. The loop itself does not change.
 
-`rl.setup` seeds everything once. Sampling noise does not come from the global random state, see `sampling.draw`.
+    world = rl.setup(seed=0)
+    policy, optimizer = world.prepare(policy, lambda params: torch.optim.AdamW(params, lr=1e-5))
+
+On plain torch.distributed, with DDP and FSDP2; not on accelerate, which on a CPU silently ran unconnected processes,
+and DDP where FSDP2 was asked for (measured, docs/decisions.md). Global state is torch.distributed's own default group.
 """
 
+import contextlib
+import hashlib
 import os
 import random
-from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeVar
+import sys
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, overload
 
 import numpy as np
 import torch
 
+from rlkit import collectives, watch
 from rlkit.policy import Policy, default_device
+from rlkit.strategies import wrap_ddp, wrap_fsdp2
 
 if TYPE_CHECKING:
     from torch.nn import Parameter
 
 OptimizerT = TypeVar("OptimizerT", bound=torch.optim.Optimizer)
+Strategy = Literal["auto", "single", "ddp", "fsdp2"]
+Precision = Literal["fp32", "bf16"]
+STRATEGY_VARIABLE = "RLKIT_STRATEGY"
 
 
 class World:
-    """One process.
+    """The processes of a run, seen from one of them.
 
     Attributes:
-        rank: 0.
-        size: 1.
+        rank: number of this process.
+        size: number of processes.
         device: where this process computes.
         seed: as given to `setup`.
     """
 
     def __init__(self, seed: int) -> None:
-        self.rank, self.size, self.seed = 0, 1, seed
+        self.rank, self.size, self.seed = collectives.rank(), collectives.size(), seed
         self.device = default_device()
 
     @property
@@ -38,56 +51,202 @@ class World:
         """True on the process that writes files and prints."""
         return self.rank == 0
 
+    @overload
     def prepare(
-        self, policy: Policy, optimizer: "Callable[[list[Parameter]], OptimizerT]"
-    ) -> tuple[Policy, OptimizerT]:
-        """Make a policy ready for training and build its optimizer.
+        self, policy: Policy, optimizer: None = None, *, strategy: Strategy = "auto", precision: Precision | None = None
+    ) -> Policy: ...
+
+    @overload
+    def prepare(
+        self,
+        policy: Policy,
+        optimizer: "Callable[[list[Parameter]], OptimizerT]",
+        *,
+        strategy: Strategy = "auto",
+        precision: Precision | None = None,
+    ) -> tuple[Policy, OptimizerT]: ...
+
+    def prepare(
+        self,
+        policy: Policy,
+        optimizer: "Callable[[list[Parameter]], OptimizerT] | None" = None,
+        *,
+        strategy: Strategy = "auto",
+        precision: Precision | None = None,
+    ) -> "Policy | tuple[Policy, OptimizerT]":
+        """Make a policy ready for this world, and build its optimizer on the weights as they then lie.
 
         Args:
-            policy: the policy to train.
-            optimizer: a function from the trainable parameters to a torch optimizer, so that it is built after the
-                parameters have their final place: `lambda params: torch.optim.AdamW(params, lr=1e-5)`.
+            policy: the policy to train, or a frozen one (a reference too large for one device) without an optimizer.
+            optimizer: a function from the trainable parameters to a torch optimizer:
+                `lambda params: torch.optim.AdamW(params, lr=1e-5)`. It is called after the weights have been moved or
+                sharded.
+            strategy: "auto" takes the environment variable RLKIT_STRATEGY, else "ddp" on several processes and "single"
+                on one. "fsdp2" shards weights, gradients and optimizer state. On one process every strategy is
+                "single".
+            precision: "bf16" runs every pass under bfloat16 autocast on float32 weights; "fp32" does not; None leaves
+                the policy's own setting.
+
+        Returns:
+            The policy and its optimizer; the policy alone without an optimizer.
 
         Raises:
-            ValueError: the policy has no trainable parameter.
+            ValueError: unknown strategy or precision, no trainable parameter, "single" on several processes.
             TypeError: an optimizer instead of a function that makes one.
+            RuntimeError: the processes were given different policies or settings.
         """
+        chosen = self._strategy(strategy)
+        if precision is not None:
+            if precision not in get_args(Precision):
+                raise ValueError(f"world.prepare: precision must be 'fp32', 'bf16' or None, got {precision!r}.")
+            policy.autocast = torch.bfloat16 if precision == "bf16" else None
         if isinstance(optimizer, torch.optim.Optimizer):
             raise TypeError(
                 "world.prepare: expected a function that makes the optimizer, got an optimizer. "
                 "Write: world.prepare(policy, lambda params: torch.optim.AdamW(params, lr=...))."
             )
-        parameters = policy.trainable_parameters()
-        if not parameters:
+        if optimizer is not None and not policy.trainable_parameters():
             raise ValueError(
                 f"world.prepare: {policy.name!r} has no trainable parameter; a reference is frozen. "
-                "Pass the policy of rl.load_policy."
+                "Pass the policy of rl.load_policy, or leave the optimizer out."
             )
-        return policy, optimizer(parameters)
+        if policy.strategy != "single":
+            raise ValueError(f"world.prepare: {policy.name!r} is prepared already, as {policy.strategy}.")
+        self._agree(policy, chosen)
+        if chosen == "ddp" and optimizer is not None:
+            wrap_ddp(policy)
+        elif chosen == "fsdp2":
+            wrap_fsdp2(policy)
+        policy.strategy = chosen
+        return policy if optimizer is None else (policy, optimizer(policy.trainable_parameters()))
+
+    def _strategy(self, strategy: str) -> str:
+        if strategy == "auto":
+            strategy = os.environ.get(STRATEGY_VARIABLE, "auto")
+        if strategy not in get_args(Strategy):
+            import difflib
+
+            near = difflib.get_close_matches(strategy, get_args(Strategy), n=1)
+            hint = f" Did you mean {near[0]!r}?" if near else ""
+            raise ValueError(f"world.prepare: strategy must be one of {get_args(Strategy)}, got {strategy!r}.{hint}")
+        if self.size == 1:
+            return "single"
+        if strategy == "single":
+            raise ValueError(
+                f"world.prepare: strategy 'single' on {self.size} processes would train {self.size} copies that drift "
+                "apart. Use 'ddp' or 'fsdp2', or start one process."
+            )
+        return "ddp" if strategy == "auto" else strategy
+
+    def _agree(self, policy: Policy, strategy: str) -> None:
+        """Every process must have the same plan; the error names what differs and where."""
+        shapes = [(name, tuple(p.shape), p.requires_grad) for name, p in policy.model.named_parameters()]
+        plan = {
+            "strategy": strategy,
+            "seed": self.seed,
+            "autocast": str(policy.autocast),
+            "parameters": hashlib.blake2b(repr(shapes).encode(), digest_size=8).hexdigest(),
+        }
+        check_agreement(plan, "world.prepare")
 
     def __repr__(self) -> str:
         return f"World(rank {self.rank} of {self.size}, {self.device}, seed {self.seed})"
 
 
-def setup(*, seed: int = 0) -> World:
-    """Start the run: seed Python, numpy and torch, and say which processes take part.
+def setup(*, seed: int = 0, timeout_minutes: float = 30) -> World:
+    """Start the run: join the other processes if there are any, and seed Python, numpy and torch.
+
+    In a notebook or a plain script nothing is started. Under torchrun the process group is joined: NCCL on GPUs, gloo
+    on CPUs. Calling it again in one process is harmless; it seeds again.
 
     Args:
-        seed: of data order, sampling and initialisation.
+        seed: of data order, sampling and initialisation; the same on every process. Sampling noise belongs to prompts,
+            not to processes, so the completions do not depend on the number of processes.
+        timeout_minutes: how long a process waits for the others in one exchange.
 
     Raises:
-        RuntimeError: started under torchrun with several processes.
+        RuntimeError: WORLD_SIZE is set but nothing to meet the other processes at; accelerate's strategy variables are
+            set; the processes have different seeds.
         ValueError: a negative seed.
     """
-    size = int(os.environ.get("WORLD_SIZE", "1"))
-    if size > 1:
-        raise RuntimeError(
-            f"rl.setup: WORLD_SIZE={size}, but this version of rlkit runs in one process. Start it with plain python, "
-            "or with torchrun --nproc_per_node 1."
-        )
     if seed < 0:
         raise ValueError(f"rl.setup: seed must be at least 0, got {seed}.")
+    size = int(os.environ.get("WORLD_SIZE", "1"))
+    if size > 1 and not torch.distributed.is_initialized():
+        _join(size, timeout_minutes)
     random.seed(seed)
     np.random.seed(seed % 2**32)  # noqa: NPY002 - for the users' own code
     torch.manual_seed(seed)
+    check_agreement({"seed": seed, "script": os.path.basename(sys.argv[0])}, "rl.setup")
     return World(seed)
+
+
+def check_agreement(plan: dict[str, Any], where: str) -> None:
+    """Raise the same error on every process if one of them has another plan.
+
+    Raises:
+        RuntimeError: names the setting, the ranks and their values.
+    """
+    for name in plan:
+        values = collectives.gather(plan[name])
+        odd = [r for r, value in enumerate(values) if value != values[0]]
+        if odd:
+            raise RuntimeError(
+                f"{where}: the processes disagree on {name}: rank 0 has {values[0]!r}, rank {odd[0]} has "
+                f"{values[odd[0]]!r}. Start every process with the same script, settings and model."
+            )
+
+
+def _join(size: int, timeout_minutes: float) -> None:
+    import torch.distributed as dist
+
+    missing = [name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
+    if missing:
+        raise RuntimeError(
+            f"rl.setup: WORLD_SIZE={size} but {', '.join(missing)} not set, so this process cannot meet the others. "
+            "Start the script with torchrun --nproc_per_node N script.py; in a notebook unset WORLD_SIZE."
+        )
+    for name in ("ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED"):
+        if os.environ.get(name, "false").lower() == "true":
+            raise RuntimeError(
+                f"rl.setup: {name} is set, but accelerate's strategy variables are not read. Choose the strategy with "
+                f"world.prepare(..., strategy=...) or {STRATEGY_VARIABLE}."
+            )
+    device = default_device()
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    timeout = timedelta(minutes=timeout_minutes)
+    store, rank, size = next(dist.rendezvous("env://", timeout=timeout))
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    dist.init_process_group(
+        backend, store=dist.PrefixStore("rlkit-group", store), rank=rank, world_size=size, timeout=timeout
+    )
+    watch.start(store, rank)
+    import atexit
+
+    atexit.register(_leave)
+    if rank:
+        _print_from_main_only()
+
+
+def _leave() -> None:
+    import torch.distributed as dist
+
+    if dist.is_initialized():
+        with contextlib.suppress(RuntimeError):
+            dist.destroy_process_group()
+
+
+def _print_from_main_only() -> None:
+    """Standard output of the other ranks goes nowhere; errors and warnings still reach the console."""
+    if os.environ.get("RLKIT_PRINT_ALL_RANKS", "0") != "1":
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # lives as long as the process
+
+
+@contextlib.contextmanager
+def only_main() -> Iterator[bool]:
+    """True on the main process; the others wait at the end until it is done."""
+    try:
+        yield collectives.rank() == 0
+    finally:
+        collectives.barrier()

@@ -40,7 +40,7 @@ class StepState:
     """What a reward function sees as `trainer_state`, for rewards that change during a run.
 
     Attributes:
-        global_step: steps done before this one.
+        global_step: optimizer steps done before this one.
         max_steps: steps of the whole run, or None.
     """
 
@@ -65,7 +65,8 @@ def score(
         reward_funcs: one function, or K of them.
         weights: K weights; None means 1 each. Weight 0 keeps a function as a metric only.
         clip_range: (low, high) bounds of the weighted sum.
-        state: passed to the functions as `trainer_state`; by default a `StepState` of the step that `run.steps` is in.
+        state: passed to the functions as `trainer_state`; by default a `StepState` with the number of optimizer steps
+            that the policy had taken when it drew the rollout.
 
     Returns:
         `Scores` on the rollout's device.
@@ -92,14 +93,18 @@ def score(
         raise ValueError(
             f"score: expected one weight per reward function ({len(functions)}: {list(names)}), got {len(weights)}."
         )
+    if not all(math.isfinite(weight) for weight in weights):
+        raise ValueError(f"score: weights must be finite numbers, got {list(weights)}.")
     if clip_range is not None and not clip_range[0] < clip_range[1]:
         raise ValueError(f"score: clip_range must be (low, high) with low < high, got {clip_range}.")
 
     log = _RewardLog(len(rollout))
-    arguments = _arguments(rollout, state if state is not None else StepState(), log)
+    state = StepState(global_step=rollout.policy_version) if state is None else state
     parts = torch.empty(len(rollout), len(functions), dtype=torch.float32)
     for k, (function, name) in enumerate(zip(functions, names, strict=True)):
-        parts[:, k] = torch.tensor(_call(function, name, arguments, len(rollout)), dtype=torch.float32)
+        parts[:, k] = torch.tensor(
+            _call(function, name, _arguments(rollout, state, log), len(rollout)), dtype=torch.float32
+        )
     weight = torch.tensor(list(weights), dtype=torch.float32)
     reward = weighted_sum(parts, weight)
     if clip_range is not None:
@@ -132,6 +137,7 @@ def weighted_sum(parts: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
 def unique_names(functions: Sequence[Any]) -> tuple[str, ...]:
     """Readable, unique names of reward functions: the function's own, numbered where two are alike."""
     names: list[str] = []
+    taken: set[str] = set()
     for function in functions:
         inner = function
         while hasattr(inner, "func"):  # functools.partial
@@ -139,12 +145,17 @@ def unique_names(functions: Sequence[Any]) -> tuple[str, ...]:
         name = getattr(inner, "__name__", type(inner).__name__)
         if name == "<lambda>":
             name = "lambda"
-        count = sum(other == name or other.startswith(f"{name}_") for other in names)
-        names.append(f"{name}_{count + 1}" if name in names else name)
+        unique, number = name, 1
+        while unique in taken:
+            number += 1
+            unique = f"{name}_{number}"
+        taken.add(unique)
+        names.append(unique)
     return tuple(names)
 
 
 def _arguments(rollout: Rollout, state: Any, log: "_RewardLog") -> dict[str, Any]:
+    """What a function is offered, in lists of its own: what it does to them reaches nobody else."""
     lengths = rollout.lengths.tolist()
     ids = rollout.completion_ids.tolist()
     columns = {name: list(values) for name, values in rollout.columns.items() if name not in NOT_COLUMNS}
@@ -207,7 +218,7 @@ def _as_list(returned: Any, name: str, count: int) -> list[Any]:
 def _number(value: Any, name: str, row: int) -> float:
     if value is None:
         return math.nan
-    if isinstance(value, torch.Tensor) or (type(value).__module__ == "numpy" and value.ndim == 0):
+    if (isinstance(value, torch.Tensor) or type(value).__module__ == "numpy") and value.ndim == 0:
         value = value.item()
     if not isinstance(value, numbers.Real):
         raise TypeError(
@@ -215,7 +226,7 @@ def _number(value: Any, name: str, row: int) -> float:
             f"{row}; expected a number, a bool or None."
         )
     number = float(value)
-    if math.isinf(number):
+    if abs(number) > torch.finfo(torch.float32).max:
         raise ValueError(
             f"score: reward function {name!r} returned {number} for completion {row}; rewards must be finite."
         )

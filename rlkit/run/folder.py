@@ -18,10 +18,10 @@ PACKAGES = ("rlkit-llm", "torch", "transformers", "trl", "datasets", "numpy")
 
 
 def fresh_folder(path: str | os.PathLike[str]) -> Path:
-    """Make the folder of a new run. A folder that holds a run is never written over: a number is added to the name."""
+    """Make the folder of a new run. One that holds anything is never written into: a number is added to the name."""
     wanted = Path(path)
     folder, number = wanted, 1
-    while (folder / "metrics.jsonl").exists():
+    while folder.exists() and any(folder.iterdir()):
         number += 1
         folder = wanted.with_name(f"{wanted.name}-{number}")
     folder.mkdir(parents=True, exist_ok=True)

@@ -10,22 +10,20 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from rlkit.metrics import advantage_metrics, for_json, kl_metrics, rollout_metrics, score_metrics
-from rlkit.rollout import PromptBatch, Rollout, Scores, Update
+from rlkit.rollout import Rollout, Scores, Update
 from rlkit.run.folder import append_line, fresh_folder, read_lines, versions, write_json
 
 if TYPE_CHECKING:
     import pandas as pd
-
-BatchT = TypeVar("BatchT")
 
 LINE = ("reward", "kl", "clip_ratio/region_mean", "entropy", "completions/mean_length", "loss", "grad_norm")
 
@@ -34,7 +32,8 @@ class Run:
     """A run and its folder.
 
     Args:
-        path: folder, made if needed. If it holds a run already, a number is added to the name: nothing is written over.
+        path: folder, made if needed. If it holds anything already, a number is added to the name: nothing is written
+            over.
         config: parameters to keep in `config.json`.
 
     Attributes:
@@ -47,7 +46,7 @@ class Run:
     def __init__(self, path: str | os.PathLike[str], *, config: Mapping[str, Any] | None = None) -> None:
         self.path: Path = fresh_folder(path)
         if self.path != Path(path):
-            print(f"rlkit: {path} holds a run already, writing to {self.path}")
+            print(f"rlkit: {path} is not empty, writing to {self.path}")
         self.step = 0
         self.max_steps: int | None = None
         self.stopped: str | None = None
@@ -67,9 +66,7 @@ class Run:
             raise ValueError(f"run.dashboard: every must be at least 1, got {every}.")
         self._every = every
 
-    def steps(
-        self, prompts: Iterable[BatchT], max_steps: int, *, progress: bool = True
-    ) -> Iterator[tuple[int, BatchT]]:
+    def steps(self, prompts: Any, max_steps: int, *, progress: bool | None = None) -> Iterator[tuple[int, Any]]:
         """Yield (step, batch) until `max_steps` steps are done in all, the prompts end, or the user interrupts.
 
         Steps count on over several loops on one run: a loop that was interrupted at step 7 goes on with step 7 when its
@@ -78,7 +75,7 @@ class Run:
         Args:
             prompts: a `PromptLoader`, or any iterable of batches.
             max_steps: steps of the whole run.
-            progress: show a progress bar.
+            progress: show a progress bar; None shows it in notebooks and terminals, and not in log files.
 
         Raises:
             ValueError: max_steps below 1.
@@ -90,6 +87,7 @@ class Run:
         stream = iter(prompts)
         with self._interruptible(), self._progress_bar(max_steps, progress):
             while self.step < max_steps and not self._interrupted:
+                position = prompts.state_dict() if hasattr(prompts, "state_dict") else None
                 try:
                     batch = next(stream)
                 except StopIteration:
@@ -102,6 +100,8 @@ class Run:
                     self.stopped = "left"
                     if self._logged_step == self.step:  # all of the step was done
                         self._finish_step(prompts)
+                    elif position is not None:  # the step will be repeated, with its own prompts
+                        prompts.load_state_dict(position)
                     self._save_state(prompts)
                     raise
                 self._finish_step(prompts)
@@ -145,7 +145,9 @@ class Run:
             signal.signal(signal.SIGINT, before)
 
     @contextlib.contextmanager
-    def _progress_bar(self, max_steps: int, show: bool) -> Iterator[None]:
+    def _progress_bar(self, max_steps: int, show: bool | None) -> Iterator[None]:
+        if show is None:
+            show = "ipykernel" in sys.modules or sys.stderr.isatty()
         if not show:
             yield
             return
@@ -166,9 +168,8 @@ class Run:
         update: Update | None = None,
         *,
         ref_logps: Tensor | None = None,
-        batch: PromptBatch | None = None,
         **extra: float | Tensor,
-    ) -> dict[str, float | None]:
+    ) -> dict[str, int | float | None]:
         """Measure a step and append the numbers to `metrics.jsonl`.
 
         Give what the step has; every record is optional. A step may be logged once.
@@ -180,7 +181,6 @@ class Run:
             advantages: their mean and spread.
             update: the update's metrics; of several updates on one rollout give the last one.
             ref_logps: log-probabilities of the reference, for the KL.
-            batch: not measured; accepted so that everything of a step can be passed.
             **extra: further numbers by name; of a tensor the mean over what is not NaN.
 
         Returns:
@@ -197,14 +197,15 @@ class Run:
         if ref_logps is not None and rollout is None:
             raise ValueError("run.log: ref_logps needs the rollout that they belong to.")
         metrics: dict[str, float] = {}
+        tokens, calls = self._tokens, self._reward_calls  # counted only once everything is known to be right
         if rollout is not None:
-            self._tokens += int(rollout.prompt_mask.sum()) + int(rollout.completion_mask.sum())
-            metrics |= {"num_tokens": float(self._tokens)} | rollout_metrics(rollout)
+            tokens += int(rollout.prompt_mask.sum()) + int(rollout.completion_mask.sum())
+            metrics |= {"num_tokens": float(tokens)} | rollout_metrics(rollout)
             if ref_logps is not None:
                 metrics |= kl_metrics(rollout, ref_logps)
         if scores is not None:
-            self._reward_calls += len(scores)
-            metrics |= {"reward_calls": float(self._reward_calls)} | score_metrics(scores)
+            calls += len(scores)
+            metrics |= {"reward_calls": float(calls)} | score_metrics(scores)
         if advantages is not None:
             metrics |= advantage_metrics(advantages)
         if update is not None:
@@ -215,7 +216,7 @@ class Run:
             metrics[name] = _mean_of(name, value)
         line = {"step": step, **for_json(metrics)}
         append_line(self.path / "metrics.jsonl", line)
-        self._logged_step = step
+        self._logged_step, self._tokens, self._reward_calls = step, tokens, calls
         if self._every is not None and step % self._every == 0:
             self._say(format_line(line))
         return line

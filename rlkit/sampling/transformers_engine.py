@@ -56,7 +56,7 @@ class TransformersEngine:
         """For each prompt, `num_generations` completions. The same seed and group id give the same completions."""
         at_once = len(prompts) if self.max_rows is None else max(1, self.max_rows // num_generations)
         result: list[list[Completion]] = []
-        with torch.no_grad(), self.policy.inference_settings():
+        with self.policy.without_gradient(), self.policy.inference_settings():
             for start in range(0, len(prompts), max(1, at_once)):
                 part = slice(start, start + at_once)
                 result += self._generate(prompts[part], group_ids[part], num_generations, params, seed)
@@ -322,5 +322,5 @@ def _recompute_logp(
         completions=blank,
         sampling=params,
     )
-    scores = score_rollout(policy.scorer, rollout).logp.tolist()
+    scores = score_rollout(policy.local_scorer, rollout).logp.tolist()
     return [row[: len(ids)] for row, ids in zip(scores, tokens, strict=True)]

@@ -83,8 +83,8 @@ def estimate_vstar(
     for start in places:
         rows = [dataset[i] for i in range(start, min(start + batch_size, len(dataset)))]
         batch = make_batch(policy, rows, first_group_id=start, **(chat_template_kwargs or {}))
-        fresh = [i for i, row in enumerate(batch.row_id.tolist()) if row not in rewards]
-        fresh = list({int(batch.row_id[i]): i for i in reversed(fresh)}.values())[::-1]
+        first = {row: i for i, row in reversed([*enumerate(batch.row_id.tolist())])}
+        fresh = sorted(i for row, i in first.items() if row not in rewards)
         if not fresh:
             continue
         batch = type(batch)(

@@ -1,0 +1,124 @@
+"""How a policy's weights lie on several processes: whole on each (DDP) or in shards (FSDP2).
+
+Both stand around `TokenScorer`, through whose `forward` every log-probability with a gradient goes. Sampling and
+log-probabilities without gradient need no gradient exchange: DDP is passed by, and FSDP2's shards are gathered once for
+the whole call, so that processes may take different numbers of passes (completions end at different lengths).
+
+Measured traps behind the lines below (the shared study on export): FSDP2 does not broadcast the weights of rank 0; its
+first forward decides which module is the root; `generate` on a sharded PEFT wrapper fails.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from rlkit.logps import causal_lm_of
+
+if TYPE_CHECKING:
+    from rlkit.policy import Policy
+
+STRATEGIES = ("auto", "single", "ddp", "fsdp2")
+
+
+def wrap_ddp(policy: "Policy") -> None:
+    """Whole weights on every process; gradients are averaged in the backward pass of the last micro-batch."""
+    from torch.nn.parallel import DistributedDataParallel
+
+    broadcast_weights(policy.model)
+    index = [policy.device.index] if policy.device.type == "cuda" else None
+    policy.scorer = DistributedDataParallel(policy.local_scorer, device_ids=index, broadcast_buffers=False)
+
+
+def wrap_fsdp2(policy: "Policy") -> None:
+    """Weights, gradients and optimizer state in shards, one group per decoder layer and one for the rest."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    broadcast_weights(policy.model)
+    mesh = init_device_mesh(policy.device.type, (dist.get_world_size(),))
+    lm = causal_lm_of(policy.model)
+    layers = [module for module in lm.modules() if isinstance(module, GradientCheckpointingLayer)]
+    for layer in layers:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(policy.local_scorer, mesh=mesh)
+    policy.scorer = policy.local_scorer
+    # The first forward decides which module is FSDP's root: let it be the scorer, before anything samples.
+    probe = torch.zeros(1, 2, dtype=torch.int64, device=policy.device)
+    row, column = torch.zeros(1, dtype=torch.int64), torch.ones(1, dtype=torch.int64)
+    with torch.no_grad(), policy.inference_settings():
+        policy.scorer(
+            probe, torch.ones_like(probe).bool(), row.to(probe.device), column.to(probe.device), temperature=1.0
+        )
+
+
+def broadcast_weights(model: nn.Module) -> None:
+    """Give every process the parameters and buffers of rank 0."""
+    with torch.no_grad():
+        for tensor in [*model.parameters(), *model.buffers()]:
+            dist.broadcast(tensor.detach(), src=0)
+
+
+def fsdp_modules(scorer: nn.Module) -> list[Any]:
+    """The sharded modules of a scorer, outermost first; empty if nothing is sharded."""
+    from torch.distributed.fsdp import FSDPModule
+
+    return [module for module in scorer.modules() if isinstance(module, FSDPModule)]
+
+
+@contextlib.contextmanager
+def gathered(scorer: nn.Module) -> Iterator[None]:
+    """Inside, sharded weights are whole on every process, and forward passes exchange nothing.
+
+    Needs the memory of the whole model for as long as it lasts (docs/scaling.md).
+    """
+    modules = fsdp_modules(scorer) if dist.is_available() and dist.is_initialized() else []
+    for module in modules:
+        module.unshard()
+    if modules:
+        modules[0].set_reshard_after_forward(False)
+    try:
+        yield
+    finally:
+        if modules:
+            modules[0].set_reshard_after_forward(True)
+        for module in modules:
+            module.reshard()
+
+
+@contextlib.contextmanager
+def gradient_sync(scorer: Any, *, last: bool) -> Iterator[None]:
+    """Exchange gradients in the backward pass of the last micro-batch only."""
+    if hasattr(scorer, "no_sync"):  # DDP
+        with contextlib.nullcontext() if last else scorer.no_sync():
+            yield
+        return
+    modules = fsdp_modules(scorer) if dist.is_available() and dist.is_initialized() else []
+    if modules:
+        modules[0].set_requires_gradient_sync(last)
+    yield
+
+
+def verify_gradients(parameters: list[nn.Parameter], gather: Any) -> None:
+    """Compare a checksum of the gradient over the processes, for whole weights.
+
+    Raises:
+        RuntimeError: gradients differ, so some forward pass did not go through the prepared policy.
+    """
+    if any(hasattr(parameter, "full_tensor") for parameter in parameters):
+        return  # sharded: each process holds another part, and a bypassing forward fails by itself
+    grads = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    mine = (len(grads), float(sum(grad.double().abs().sum() for grad in grads)))
+    everyone = gather(mine)
+    spread = max(total for _, total in everyone) - min(total for _, total in everyone)
+    if len({count for count, _ in everyone}) > 1 or spread > 1e-6 * max(1.0, abs(mine[1])):
+        raise RuntimeError(
+            "loss_step: the gradients differ between the processes: "
+            + ", ".join(f"rank {r}: {total:.9g} in {count} tensors" for r, (count, total) in enumerate(everyone))
+            + ". A forward pass with gradient did not go through the prepared policy. Use the policy that "
+            "world.prepare returned, and never policy.model or .module for a loss."
+        )

@@ -1,0 +1,56 @@
+"""What every test gets: shapes checked at run time, few threads, no network, and tiny real policies."""
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+os.environ["HF_HUB_OFFLINE"] = "1"  # before transformers is imported
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+sys.path.insert(0, str(Path(__file__).parent))  # builders and tolerances, also with --import-mode=importlib
+
+import jaxtyping
+
+jaxtyping.install_import_hook("rlkit", "typecheck.typechecker")  # before rlkit is imported
+
+import pytest  # noqa: E402
+import torch  # noqa: E402
+from builders import tiny_policy  # noqa: E402
+from hypothesis import settings  # noqa: E402
+
+torch.set_num_threads(1)
+settings.register_profile("rlkit", deadline=None, derandomize=True, max_examples=50, database=None)
+settings.load_profile("rlkit")
+
+
+@pytest.fixture
+def policy():
+    """A random Llama with a character tokenizer."""
+    return tiny_policy()
+
+
+@pytest.fixture(scope="session")
+def frozen_policy():
+    """The same, shared by the tests that only read it."""
+    return tiny_policy().reference()
+
+
+@pytest.fixture
+def unchecked():
+    """Shapes are not checked by jaxtyping: rlkit's own errors are what a user sees."""
+    before = jaxtyping.config.jaxtyping_disable
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", before)
+
+
+@pytest.fixture
+def sigint_guard():
+    """A SIGINT handler of our own: it shows whether rlkit puts it back, and a stray signal fails one test."""
+
+    def fail(number, frame):
+        raise AssertionError("SIGINT reached the handler outside run.steps")
+
+    before = signal.signal(signal.SIGINT, fail)
+    yield fail
+    signal.signal(signal.SIGINT, before)
