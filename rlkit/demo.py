@@ -44,8 +44,8 @@ class Result:
 
 
 PRESETS: dict[tuple[str, str], Settings] = {
-    ("tiny-add", "rloo"): Settings(64, 8, 6, learning_rate=5e-4, max_steps=200),
-    ("tiny-add", "a2po"): Settings(256, 1, 6, learning_rate=5e-4, max_steps=200),
+    ("tiny-add", "rloo"): Settings(32, 8, 6, learning_rate=3e-4, max_steps=120),
+    ("tiny-add", "a2po"): Settings(128, 1, 6, learning_rate=3e-4, max_steps=150),
     ("smollm2", "rloo"): Settings(4, 4, 24, learning_rate=1e-5, max_steps=20, beta=0.01, eval_rows=16, every=1),
     ("smollm2", "a2po"): Settings(8, 1, 24, learning_rate=1e-5, max_steps=20, eval_rows=16, every=1),
 }
@@ -123,7 +123,9 @@ def train_a2po(policy: rl.Policy, task: rl.tasks.Task, run: rl.Run, settings: Se
     world = rl.setup(seed=seed)
     reference = policy.reference()
     policy, optimizer = world.prepare(policy, lambda params: torch.optim.AdamW(params, lr=settings.learning_rate))
-    rows = task.train.select(range(min(len(task.train), settings.batch_size * settings.max_steps)))
+    rows = task.train.select(
+        range(min(len(task.train), settings.batch_size * settings.max_steps))
+    )  # no more than needed
     vstar = rl.estimate_vstar(
         reference,
         rows,

@@ -86,7 +86,9 @@ def evaluate(
     check_prompt_column(dataset, "evaluate")
     if greedy:
         sampling["top_k"] = 1
-    engine = policy.engine or TransformersEngine(policy, max_rows=batch_size)
+    engine = policy.engine
+    if engine is None or isinstance(engine, TransformersEngine):  # sample() may have left one without a bound
+        engine = TransformersEngine(policy, max_rows=batch_size)
     rollout = sample(
         engine,
         make_batch(policy, list(dataset), **(chat_template_kwargs or {})),

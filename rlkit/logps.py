@@ -222,23 +222,27 @@ def find_head(model: nn.Module) -> Callable[[Tensor], Tensor] | None:
         _report_no_head(lm)
         return None
     config = lm.config.get_text_config()
-    cap = getattr(config, "final_logit_softcapping", None)
+    cap = getattr(config, "final_logit_softcapping", None) or getattr(config, "logits_soft_cap", None)
     multiply, divide = getattr(config, "logit_scale", None), getattr(config, "logits_scaling", None)
-    candidates: list[Callable[[Tensor], Tensor]] = [linear]
+    candidates: list[Callable[[Tensor], Tensor]] = []  # what the config says first: a cap hardly shows on small logits
     if cap:
         candidates.append(lambda hidden: cap * torch.tanh(linear(hidden) / cap))
     if multiply:
         candidates.append(lambda hidden: linear(hidden) * multiply)
     if divide:
         candidates.append(lambda hidden: linear(hidden) / divide)
+    candidates.append(linear)
     probe = torch.arange(3, device=next(lm.parameters()).device)[None] % config.vocab_size
     inputs = {"input_ids": probe, "attention_mask": torch.ones_like(probe), "use_cache": False}
     with torch.no_grad():
-        expected = lm(**inputs).logits.float()
+        logits = lm(**inputs).logits
+        expected = logits.float()
+        # The same operations on the same numbers: a few roundings apart at most.
+        tolerance = 4 * torch.finfo(logits.dtype).eps * max(1e-30, float(expected.abs().max()))
         hidden = decoder(**inputs).last_hidden_state
         for head in candidates:
             got = head(hidden).float()
-            if got.shape == expected.shape and torch.allclose(got, expected, rtol=1e-3, atol=1e-3):
+            if got.shape == expected.shape and torch.allclose(got, expected, rtol=0, atol=tolerance, equal_nan=True):
                 return head
     _report_no_head(lm)
     return None
@@ -257,7 +261,7 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
     """Dropout off inside, each module's own mode restored afterwards. Gradient checkpointing keeps working.
 
     transformers checkpoints a layer only if the layer itself is in training mode, so those layers (not what is inside
-    them) stay in it, with their own functional dropout set to 0.
+    them) stay in it, with their own functional dropout and layerdrop set to 0.
     """
     was_training = [module for module in model.modules() if module.training]
     silenced: list[tuple[nn.Module, str, float]] = []
@@ -266,7 +270,7 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
         if getattr(module, "gradient_checkpointing", False) and torch.is_grad_enabled():
             module.training = True
             for name, value in vars(module).items():
-                if "dropout" in name and isinstance(value, float) and value:
+                if "drop" in name and isinstance(value, float) and value:  # OPT has layerdrop
                     silenced.append((module, name, value))
     for module, name, _ in silenced:
         setattr(module, name, 0.0)

@@ -19,7 +19,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from rlkit.logps import EntropyMode, TokenScorer, TokenScores, evaluation_mode, score_rollout, vocabulary_size
+from rlkit.logps import (
+    EntropyMode,
+    TokenScorer,
+    TokenScores,
+    causal_lm_of,
+    evaluation_mode,
+    score_rollout,
+    vocabulary_size,
+)
 from rlkit.rollout import Rollout
 from rlkit.strategies import gathered
 
@@ -140,7 +148,15 @@ class Policy:
 
     def save_pretrained(self, folder: str | os.PathLike[str], **kwargs: Any) -> None:
         """Save model and tokenizer so that `load_policy(folder)` and transformers can load them."""
-        self.model.save_pretrained(folder, **kwargs)
+        config = getattr(causal_lm_of(self.model), "generation_config", None)
+        own = getattr(config, "eos_token_id", None)
+        if config is not None:
+            config.eos_token_id = list(self.eos_ids)  # also the ids that only load_policy(eos_ids=...) named
+        try:
+            self.model.save_pretrained(folder, **kwargs)
+        finally:
+            if config is not None:
+                config.eos_token_id = own
         self.tokenizer.save_pretrained(folder)
 
     def push_to_hub(self, repo_id: str, **kwargs: Any) -> None:
@@ -202,13 +218,22 @@ def load_policy(
     }
     try:
         config = AutoConfig.from_pretrained(source, **files, **shared)
-        if config.is_encoder_decoder:
-            raise ValueError(_SEQ2SEQ.format(name=name, kind=config.model_type))
+    except (OSError, KeyError, ValueError) as error:
+        raise ValueError(_unknown(name, error)) from error
+    if config.is_encoder_decoder:
+        raise ValueError(_SEQ2SEQ.format(name=name, kind=config.model_type))
+    try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, **files, **model_kwargs)
         if tokenizer is None or isinstance(tokenizer, str):
             files = {} if tokenizer else files
-            tokenizer = AutoTokenizer.from_pretrained(tokenizer or source, **files, **shared)
-    except (OSError, KeyError) as error:
+            try:
+                tokenizer = AutoTokenizer.from_pretrained(tokenizer or source, **files, **shared)
+            except (OSError, ValueError) as error:
+                raise ValueError(
+                    f"load_policy: found no tokenizer in {tokenizer or source!r}. Pass tokenizer=..., the one that "
+                    f"belongs to the model. transformers says: {error}"
+                ) from error
+    except (OSError, KeyError, ValueError) as error:
         raise ValueError(_unknown(name, error)) from error
     if files and hasattr(loaded.config, "quantization_config"):
         # The weights were dequantised on loading; the leftover setting would keep the model from being saved.
@@ -239,12 +264,15 @@ def _policy_of_object(
     if tokenizer is None or isinstance(tokenizer, str):
         from transformers import AutoTokenizer
 
+        source = tokenizer or getattr(model.config, "_name_or_path", "")
+        advice = "Pass tokenizer=..., the one that belongs to the model."
+        if not source:
+            raise ValueError(f"load_policy: found no tokenizer for this {type(model).__name__}. {advice}")
         try:
-            tokenizer = AutoTokenizer.from_pretrained(tokenizer or name)
+            tokenizer = AutoTokenizer.from_pretrained(source)
         except (OSError, ValueError) as error:
             raise ValueError(
-                f"load_policy: found no tokenizer for this {type(model).__name__} (tried {tokenizer or name!r}). "
-                "Pass tokenizer=..., the one that belongs to the model."
+                f"load_policy: found no tokenizer for this {type(model).__name__} (tried {source!r}). {advice}"
             ) from error
     if device is not None:
         model.to(device)
@@ -299,6 +327,13 @@ def _check_is_causal_lm(model: Any) -> None:
         raise TypeError(f"load_policy: expected a transformers causal language model, got {type(model).__name__}.")
     if getattr(config, "is_encoder_decoder", False):
         raise ValueError(_SEQ2SEQ.format(name=type(model).__name__, kind=config.model_type))
+    if getattr(getattr(model, "active_peft_config", None), "is_prompt_learning", False):
+        raise TypeError(
+            "load_policy: prompt tuning keeps virtual tokens in the wrapper around the model, which rlkit does not "
+            "support. Use LoRA or another adapter that lives inside the model."
+        )
+    if type(causal_lm_of(model)).__name__.endswith("ForMaskedLM"):
+        raise TypeError(f"load_policy: expected a causal language model, got the masked one {type(model).__name__}.")
     if model.get_output_embeddings() is None:
         raise TypeError(
             f"load_policy: {type(model).__name__} has no language-model head. "

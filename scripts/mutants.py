@@ -33,7 +33,8 @@ class Mutant:
 
 
 ADV, LOSS, STEP, LOGPS = "advantages.py", "losses.py", "step.py", "logps.py"
-ENGINE, DRAW, ASSEMBLE = "sampling/transformers_engine.py", "sampling/draw.py", "sampling/assemble.py"
+DECODE, CHOOSE = "sampling/decode.py", "sampling/choose.py"
+DRAW, ASSEMBLE = "sampling/draw.py", "sampling/assemble.py"
 SAMPLING = "sampling"
 
 MUTANTS = [
@@ -43,7 +44,6 @@ MUTANTS = [
     Mutant("G for G-1", ADV, "/ (count - 1).clamp(min=1)", "/ count.clamp(min=1)", "test_advantages.py"),
     Mutant("rows without a reward counted in the baseline", ADV, "0, group, scorable.to(total.dtype)", "0, group, torch.ones_like(total)", "test_advantages.py"),
     Mutant("groups by position", ADV, "return torch.unique(group_id, return_inverse=True)[1].reshape(group_id.shape)", "return torch.arange(len(group_id)) // 2", "test_advantages.py"),
-    Mutant("normalised without the mean", ADV, "(advantage - mean) / (spread + 1e-4)", "advantage / (spread + 1e-4)", "test_advantages.py"),
     Mutant("V*: sum for mean", ADV, "torch.log1p(weight.sum(-1) / count.clamp(min=1))", "torch.log1p(weight.sum(-1))", "test_advantages.py"),
     Mutant("V*: N counts unscored samples", ADV, "count = scored.sum(-1)", "count = torch.full_like(scored.sum(-1), value.shape[-1])", "test_advantages.py"),
     Mutant("V*: beta1 upside down", ADV, "torch.expm1((value - top) / beta1)", "torch.expm1((value - top) * beta1)", "test_advantages.py"),
@@ -62,29 +62,30 @@ MUTANTS = [
     Mutant("temperature forgotten in the log-probabilities", LOGPS, "logits = logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature", "logits = logits.to(torch.promote_types(logits.dtype, torch.float32))", "test_step.py sampling"),
     Mutant("off by one: each token scored by its own position", LOGPS, ".last_hidden_state[rows, columns - 1]", ".last_hidden_state[rows, columns]", "test_step.py sampling"),
     Mutant("dropout left on", LOGPS, "    model.eval()\n    for module in model.modules():", "    for module in model.modules():", "test_step.py"),
+    Mutant("layerdrop left on", LOGPS, 'if "drop" in name and', 'if "dropout" in name and', "test_step.py"),
     Mutant("mode not restored", LOGPS, "for module in was_training:\n            module.training = True", "for module in was_training:\n            pass", "test_step.py test_policy.py"),
     Mutant("entropy without its normaliser", LOGPS, "return logp, normaliser - expected", "return logp, -expected", "test_step.py"),
     # the loop
     Mutant("mean of means over micro-batches", STEP, ".sum() / totals.rows", ".sum() / x.mask.any(-1).sum()", "test_step.py"),
     Mutant("token mean per micro-batch", STEP, ".sum() / totals.tokens", ".sum() / x.mask.sum()", "test_step.py"),
-    Mutant("masked rows in the divisor", STEP, "_Totals(rows=int(mask.any(-1).sum())", "_Totals(rows=len(rollout)", "test_step.py"),
+    Mutant("masked rows in the divisor", STEP, '"rows": float(mask.any(-1).sum())', '"rows": float(len(mask))', "test_step.py"),
     Mutant("truncated completions not masked", STEP, "mask = mask & ~rollout.truncated.to(device)[:, None]", "pass", "test_step.py"),
     Mutant("rows without a target in the loss", STEP, "rollout.completion_mask.to(device) & ~advantages.isnan()[:, None]", "rollout.completion_mask.to(device)", "test_step.py"),
     Mutant("old log-probabilities with gradient", STEP, "old_logps.to(device)).detach(), 0.0)", "old_logps.to(device)), 0.0)", "test_step.py"),
     Mutant("old log-probabilities recomputed", STEP, "(scores.logp if old_logps is None else old_logps.to(device))", "scores.logp", "test_step.py"),
-    Mutant("gradients of an earlier step kept", STEP, "    reason = _nothing_to_learn(totals, advantages, loss)\n    optimizer.zero_grad(set_to_none=True)\n", "    reason = _nothing_to_learn(totals, advantages, loss)\n", "test_step.py"),
+    Mutant("gradients of an earlier step kept", STEP, "    reason = _nothing_to_learn(totals, loss)\n    optimizer.zero_grad(set_to_none=True)\n", "    reason = _nothing_to_learn(totals, loss)\n", "test_step.py"),
     Mutant("policy version not counted", STEP, "policy.version += 1", "policy.version += 0", "test_step.py"),
     Mutant("gradient not clipped", STEP, "limit = math.inf if max_grad_norm is None else max_grad_norm", "limit = math.inf", "test_step.py"),
     Mutant("NaN loss stepped", STEP, "if not math.isfinite(value):", "if False:", "test_step.py"),
     # the sampler
-    Mutant("end token dropped", ENGINE, "lengths[rows[ended | stopped]] = step + 1", "lengths[rows[ended | stopped]] = max(step, 1)", SAMPLING),
-    Mutant("only one end token known", ENGINE, "eos_ids = torch.tensor(policy.eos_ids, device=device)", "eos_ids = torch.tensor(policy.eos_ids[:1], device=device)", SAMPLING),
-    Mutant("sampled without the temperature", ENGINE, "self.processors(so_far, scores / self.params.temperature)", "self.processors(so_far, scores)", SAMPLING),
-    Mutant("sampler's log-probability without the temperature", ENGINE, "return token, tempered.log_softmax(-1)", "return token, logits.log_softmax(-1)", SAMPLING),
-    Mutant("sampler's log-probability of the truncated distribution", ENGINE, "return token, tempered.log_softmax(-1)", "return token, scores.log_softmax(-1)", SAMPLING),
-    Mutant("positions off by one", ENGINE, "    position = mask.sum(-1)\n", "    position = mask.sum(-1) + 1\n", SAMPLING),
-    Mutant("every group gets the same noise", DRAW, "SeedSequence([_word(seed), _word(group), g])", "SeedSequence([_word(seed), 0, g])", SAMPLING),
-    Mutant("every completion of a group gets the same noise", DRAW, "SeedSequence([_word(seed), _word(group), g])", "SeedSequence([_word(seed), _word(group), 0])", SAMPLING),
+    Mutant("end token dropped", DECODE, "lengths[rows[ended | stopped]] = step + 1", "lengths[rows[ended | stopped]] = max(step, 1)", SAMPLING),
+    Mutant("only one end token known", DECODE, "eos_ids = torch.tensor(policy.eos_ids, device=device)", "eos_ids = torch.tensor(policy.eos_ids[:1], device=device)", SAMPLING),
+    Mutant("sampled without the temperature", CHOOSE, "self.processors(so_far, scores / self.params.temperature)", "self.processors(so_far, scores)", SAMPLING),
+    Mutant("sampler's log-probability without the temperature", CHOOSE, "return token, tempered.log_softmax(-1)", "return token, logits.log_softmax(-1)", SAMPLING),
+    Mutant("sampler's log-probability of the truncated distribution", CHOOSE, "return token, tempered.log_softmax(-1)", "return token, scores.log_softmax(-1)", SAMPLING),
+    Mutant("positions off by one", DECODE, "    position = mask.sum(-1)\n", "    position = mask.sum(-1) + 1\n", SAMPLING),
+    Mutant("every group gets the same noise", DRAW, "SeedSequence([*_words(seed), *_words(group), g])", "SeedSequence([*_words(seed), g])", SAMPLING),
+    Mutant("every completion of a group gets the same noise", DRAW, "SeedSequence([*_words(seed), *_words(group), g])", "SeedSequence([*_words(seed), *_words(group)])", SAMPLING),
     Mutant("tokens of probability 0 drawn", DRAW, "right=True)", "right=False)", SAMPLING),
     Mutant("mask from the pad id", ASSEMBLE, "torch.arange(width) < lengths[:, None]", "ids.reshape(len(tokens), width) != pad_id", SAMPLING),
     Mutant("truncated flag turned", ASSEMBLE, 'c.finish_reason == "length"', 'c.finish_reason != "length"', SAMPLING),

@@ -420,3 +420,20 @@ def test_names_are_unique_whatever_the_functions_are_called(chosen):
     assert len(set(names)) == len(names)
     for name, own in zip(names, chosen, strict=True):
         assert name.startswith(own)
+
+
+def test_a_function_of_weight_0_is_a_metric_and_no_judge():
+    """B01: where only it answers, the row has no reward; 0 would pull on the baseline of its group."""
+    scores = rl.score(
+        ROLLOUT, [returning([1.0, None, None, 0.0]), returning([5.0, 5.0, None, 5.0])], weights=[1.0, 0.0]
+    )
+    assert scores.reward[[0, 3]].tolist() == [1.0, 0.0] and bool(scores.reward[[1, 2]].isnan().all())
+
+
+def test_a_logged_metric_cannot_hide_a_measured_one():
+    def reward(completions, log_metric):
+        log_metric("reward", 1.0)
+        return [0.0] * 4
+
+    with pytest.raises(RuntimeError, match=r"log_metric\('reward'\): rlkit measures a metric of that name"):
+        rl.score(ROLLOUT, reward)

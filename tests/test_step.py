@@ -7,7 +7,9 @@ import math
 import pytest
 import torch
 from builders import (
+    BOS,
     EOS,
+    PAD,
     VOCABULARY,
     RecordingSGD,
     assert_identical,
@@ -26,6 +28,8 @@ from transformers import (
     Gemma2ForCausalLM,
     GraniteConfig,
     GraniteForCausalLM,
+    OPTConfig,
+    OPTForCausalLM,
     PhiConfig,
     PhiForCausalLM,
 )
@@ -251,17 +255,44 @@ def test_modes_are_restored_after_an_error(policy):
     assert all(module.training for module in policy.model.modules())
 
 
-def test_functional_attention_dropout_is_off_with_gradient_checkpointing():
-    """B23: checkpointed layers stay in training mode, so their own dropout is set to 0 and put back."""
-    model = llama(attention_dropout=0.5)
+def opt(**rates):
+    """OPT's layers call dropout as a function with a rate of their own, in the checkpointed layer itself."""
+    torch.manual_seed(0)
+    sizes = {
+        "hidden_size": 16,
+        "word_embed_proj_dim": 16,
+        "ffn_dim": 24,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+    }
+    ids = {"vocab_size": len(VOCABULARY), "pad_token_id": PAD, "bos_token_id": BOS, "eos_token_id": EOS}
+    return OPTForCausalLM(OPTConfig(**sizes, **ids, max_position_embeddings=64, init_std=0.3, **rates))
+
+
+FUNCTIONAL_DROPOUT = {
+    "llama": lambda: llama(attention_dropout=0.5),
+    "opt": lambda: opt(dropout=0.5, attention_dropout=0.5),
+    "opt layerdrop": lambda: opt(layerdrop=0.5),
+}
+
+
+@pytest.mark.parametrize("kind", FUNCTIONAL_DROPOUT)
+def test_functional_dropout_is_off_with_gradient_checkpointing(kind):
+    """B23: checkpointed layers stay in training mode, so their own rates are set to 0 and put back."""
+    model = FUNCTIONAL_DROPOUT[kind]()
     policy, rollout = tiny_policy(model), make_rollout(LENGTHS)
-    want = rl.compute_logps(policy, rollout)
+
+    def rates():
+        return [[(k, v) for k, v in vars(m).items() if "drop" in k and isinstance(v, float)] for m in model.modules()]
+
+    want, before = rl.compute_logps(policy, rollout), rates()
     model.train()
     model.gradient_checkpointing_enable()
-    for _ in range(2):
+    for _ in range(4):
         torch.testing.assert_close(policy.score_tokens(rollout).logp.detach(), want, **FLOAT32)
-    rates = [module.attention_dropout for module in model.modules() if hasattr(module, "attention_dropout")]
-    assert rates == [0.5, 0.5]
+        update, _ = step(policy, rollout, ADVANTAGES)
+        torch.testing.assert_close(update.logp, want, **FLOAT32)
+    assert rates() == before
     assert all(module.training for module in model.modules())
 
 
@@ -515,6 +546,30 @@ def test_the_ratio_of_the_first_update_is_exactly_one(policy, size):
     assert torch.cat(seen).tolist() == [1.0] * 8
     update, _ = step(policy, make_rollout(LENGTHS), ADVANTAGES, micro_batch_size=size)
     assert [v for name, v in update.metrics.items() if name.startswith("clip_ratio")] == [0.0] * 5
+
+
+def test_a_loss_gets_clean_inputs_and_only_the_policy_has_a_gradient(policy):
+    """B11, B21: as `LossInputs` documents it, also if the given tensors have NaN behind the mask, or a gradient."""
+    rollout = make_rollout(LENGTHS, truncated=[row == 5 for row in range(8)])
+    counts = rollout.completion_mask & ~rollout.truncated[:, None]
+    other = off_policy(rollout, policy).masked_fill(~counts, NAN).requires_grad_()
+    seen = []
+
+    def spy(x):
+        seen.append(x)
+        return -(x.logp - x.old_logp).sum(-1) * x.advantages
+
+    for old in (None, other):
+        step(policy, rollout, ADVANTAGES, loss=spy, old_logps=old, ref_logps=other, mask_truncated=True)
+    for x, old in zip(seen, (rl.compute_logps(policy, rollout), other), strict=True):
+        torch.testing.assert_close(x.mask, counts, **EXACT)
+        values = {"logp": x.logp, "old": x.old_logp, "ref": x.ref_logp, "sampler": x.sampler_logp, "entropy": x.entropy}
+        assert {name: value.requires_grad for name, value in values.items()} == {
+            name: name == "logp" for name in values
+        }
+        assert not any(bool(value[~counts].any()) for value in values.values())
+        torch.testing.assert_close(x.old_logp, old.detach().masked_fill(~counts, 0.0), **FLOAT32)
+        assert x.advantages[5] == 0 and not x.advantages.requires_grad
 
 
 def test_the_second_update_on_a_rollout_clips(policy):

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from rlkit.metrics import METRICS
 from rlkit.rollout import Rollout, Scores, text_of
 
 logger = logging.getLogger(__name__)
@@ -109,7 +110,7 @@ def score(
     reward = weighted_sum(parts, weight)
     if clip_range is not None:
         reward = reward.clamp(*clip_range)
-    _warn_about_unscored(parts, rollout)
+    _warn_about_unscored(reward, rollout)
     device = rollout.completion_ids.device
     return Scores(
         parts=parts.to(device),
@@ -125,13 +126,15 @@ def score(
 def weighted_sum(parts: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     """(B,) weighted sum over the functions that did not abstain; NaN where all did.
 
+    A function of weight 0 is a metric: its answer alone does not make a row scorable.
+
     Example:
         >>> nan = float("nan")
         >>> weighted_sum(torch.tensor([[1.0, nan], [nan, nan]]), torch.tensor([0.5, 1.0]))
         tensor([0.5000,    nan])
     """
     total = torch.where(parts.isnan(), 0.0, parts * weights).sum(-1)
-    return torch.where(parts.isnan().all(-1), math.nan, total)
+    return torch.where((parts.isnan() | (weights == 0)).all(-1), math.nan, total)
 
 
 def unique_names(functions: Sequence[Any]) -> tuple[str, ...]:
@@ -251,6 +254,8 @@ class _RewardLog:
 
     def metric(self, name: str, value: float) -> None:
         """`log_metric`: a number for the log, averaged over the calls of the step."""
+        if name in METRICS:
+            raise ValueError(f"log_metric({name!r}): rlkit measures a metric of that name; choose another one.")
         self._numbers.setdefault(name, []).append(float(value))
 
     def columns(self) -> dict[str, tuple[Any, ...]]:
@@ -260,8 +265,8 @@ class _RewardLog:
         return {name: sum(values) / len(values) for name, values in self._numbers.items()}
 
 
-def _warn_about_unscored(parts: torch.Tensor, rollout: Rollout) -> None:
-    unscored = parts.isnan().all(-1).nonzero().flatten().tolist()
+def _warn_about_unscored(reward: torch.Tensor, rollout: Rollout) -> None:
+    unscored = reward.isnan().nonzero().flatten().tolist()
     if not unscored:
         return
     row = unscored[0]

@@ -24,16 +24,16 @@ def uniform_noise(seed: int, group_ids: Sequence[int], num_generations: int, len
     A longer `length` or a larger `num_generations` extends what a smaller one gives for the same group.
     """
     rows = [
-        np.random.Generator(np.random.Philox(np.random.SeedSequence([_word(seed), _word(group), g]))).random(length)
+        np.random.Generator(np.random.Philox(np.random.SeedSequence([*_words(seed), *_words(group), g]))).random(length)
         for group in group_ids
         for g in range(num_generations)
     ]
     return torch.from_numpy(np.stack(rows) if rows else np.zeros((0, length))).clamp(max=BELOW_ONE)
 
 
-def _word(value: int) -> int:
-    """A signed 64-bit number as an unsigned one, which numpy's seed sequences take."""
-    return value % 2**64
+def _words(value: int) -> tuple[int, int]:
+    """A signed 64-bit number as two 32-bit words: numpy would run numbers of other lengths together."""
+    return value % 2**32, value % 2**64 >> 32
 
 
 def draw(scores: Tensor, uniform: Tensor) -> Tensor:
@@ -56,7 +56,12 @@ def draw(scores: Tensor, uniform: Tensor) -> Tensor:
         cdf = part.double().softmax(-1).cumsum(-1)
         # right=True: u equal to a boundary belongs to the next token, so a token of probability 0 is never picked.
         tokens.append(torch.searchsorted(cdf, u[:, None] * cdf[:, -1:], right=True).squeeze(-1))
-    return torch.cat(tokens) if tokens else torch.zeros(0, dtype=torch.int64, device=scores.device)
+    # A row of NaN finds no place; the clamp keeps its NaN log-probability readable, and `sample` refuses it by name.
+    return (
+        torch.cat(tokens).clamp(max=scores.shape[-1] - 1)
+        if tokens
+        else torch.zeros(0, dtype=torch.int64, device=scores.device)
+    )
 
 
 def build_processors(params: SamplingParams) -> Any:
