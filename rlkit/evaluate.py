@@ -4,10 +4,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from rlkit import collectives
 from rlkit.metrics import score_metrics
 from rlkit.prompts import check_prompt_column, make_batch
 from rlkit.rewards.score import RewardFunction, score
 from rlkit.rollout import Record, Rollout, Scores
+from rlkit.sampling.assemble import join
 from rlkit.sampling.sample import sample
 from rlkit.sampling.transformers_engine import TransformersEngine
 
@@ -62,7 +64,7 @@ def evaluate(
     chat_template_kwargs: Mapping[str, Any] | None = None,
     **sampling: Any,
 ) -> Evaluation:
-    """Sample completions for every row of a dataset and score them.
+    """Sample completions for every row of a dataset and score them; several processes share the rows.
 
     The fixed seed gives each prompt the same noise every time, so that two policies are compared on equal luck.
 
@@ -89,12 +91,18 @@ def evaluate(
     engine = policy.engine
     if engine is None or isinstance(engine, TransformersEngine):  # sample() may have left one without a bound
         engine = TransformersEngine(policy, max_rows=batch_size)
+    mine = collectives.share(len(dataset))
+    rows = [dataset[place] for place in range(mine.start, mine.stop)]
     rollout = sample(
         engine,
-        make_batch(policy, list(dataset), **(chat_template_kwargs or {})),
+        make_batch(policy, rows, first_group_id=mine.start, **(chat_template_kwargs or {})),
         num_generations=num_generations,
         seed=seed,
         **sampling,
     )
     scores = score(rollout, reward_funcs, weights=weights)
+    if collectives.is_many():
+        parts = collectives.gather((join([rollout], policy.pad_id), scores.cpu()))
+        rollout = join([part for part, _ in parts], policy.pad_id)
+        scores = Scores.join([part for _, part in parts])
     return Evaluation(rollout=rollout, scores=scores, metrics=score_metrics(scores))

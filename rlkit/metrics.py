@@ -7,13 +7,13 @@ Names are TRL's wherever the quantity is TRL's. The functions below measure reco
 
 import fnmatch
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from rlkit.advantages import group_index
+from rlkit.advantages import compute_kl, group_index
 from rlkit.rollout import Rollout, Scores
 
 
@@ -102,9 +102,14 @@ def average(values: Iterable[float | None]) -> float | None:
 
 
 def rollout_metrics(rollout: Rollout) -> dict[str, float]:
-    """Lengths and truncation, with TRL's names; 0 for the terminated lengths where no completion ended by itself."""
-    length = rollout.lengths.float()
-    ended = length[~rollout.truncated] if bool((~rollout.truncated).any()) else length.new_zeros(1)
+    """Lengths and truncation of a rollout, see `length_metrics`."""
+    return length_metrics(rollout.lengths, rollout.truncated)
+
+
+def length_metrics(lengths: Tensor, truncated: Tensor) -> dict[str, float]:
+    """Lengths and truncation of (B,) completions; 0 for the terminated lengths where none ended by itself."""
+    length = lengths.float()
+    ended = length[~truncated] if bool((~truncated).any()) else length.new_zeros(1)
     return {
         "completions/mean_length": float(length.mean()),
         "completions/min_length": float(length.min()),
@@ -112,41 +117,52 @@ def rollout_metrics(rollout: Rollout) -> dict[str, float]:
         "completions/mean_terminated_length": float(ended.mean()),
         "completions/min_terminated_length": float(ended.min()),
         "completions/max_terminated_length": float(ended.max()),
-        "completions/clipped_ratio": float(rollout.truncated.float().mean()),
+        "completions/clipped_ratio": float(truncated.float().mean()),
     }
 
 
 def score_metrics(scores: Scores) -> dict[str, float]:
-    """Rewards, their spread, and the share of groups that carry no signal; NaN where there is nothing to average."""
+    """Rewards of a rollout, see `reward_metrics`, and the numbers that reward functions logged."""
+    return reward_metrics(scores.reward, scores.parts, scores.names, scores.group_id) | dict(scores.metrics)
+
+
+def reward_metrics(reward: Tensor, parts: Tensor, names: Sequence[str], group_id: Tensor) -> dict[str, float]:
+    """Means and spreads of (B,) rewards and their (B,K) parts, and the share of groups that carry no signal.
+
+    NaN where there is nothing to average.
+    """
     result = {
-        "reward": _mean(scores.reward),
-        "reward_std": _std(scores.reward),
-        "frac_reward_zero_std": frac_zero_std(scores),
-        "frac_no_reward": float(scores.reward.isnan().float().mean()),
+        "reward": _mean(reward),
+        "reward_std": _std(reward),
+        "frac_reward_zero_std": frac_zero_std(reward, group_id),
+        "frac_no_reward": float(reward.isnan().float().mean()),
     }
-    for k, name in enumerate(scores.names):
-        result[f"rewards/{name}/mean"] = _mean(scores.parts[:, k])
-        result[f"rewards/{name}/std"] = _std(scores.parts[:, k])
-    return result | dict(scores.metrics)
+    for k, name in enumerate(names):
+        result[f"rewards/{name}/mean"] = _mean(parts[:, k])
+        result[f"rewards/{name}/std"] = _std(parts[:, k])
+    return result
 
 
-def frac_zero_std(scores: Scores) -> float:
+def frac_zero_std(reward: Tensor, group_id: Tensor) -> float:
     """Share of groups whose scorable completions all have the same reward (or where there are fewer than two)."""
-    group = group_index(scores.group_id)
+    group = group_index(group_id)
     count = int(group.max()) + 1
     low = torch.full((count,), math.inf, device=group.device)
     high = torch.full((count,), -math.inf, device=group.device)
-    known = scores.scorable
-    low = low.scatter_reduce(0, group[known], scores.reward[known].float(), "amin")
-    high = high.scatter_reduce(0, group[known], scores.reward[known].float(), "amax")
+    known = ~reward.isnan()
+    low = low.scatter_reduce(0, group[known], reward[known].float(), "amin")
+    high = high.scatter_reduce(0, group[known], reward[known].float(), "amax")
     return float(((high <= low) | torch.isclose(high, low)).float().mean())
 
 
 def kl_metrics(rollout: Rollout, ref_logps: Tensor) -> dict[str, float]:
-    """Mean log-ratio to the reference, per token and per completion, from the sampler's log-probabilities."""
-    mask = rollout.completion_mask
-    delta = torch.where(mask, rollout.sampler_logp - ref_logps.to(rollout.sampler_logp.device), 0.0)
-    return {"kl": float(delta.sum() / mask.sum().clamp(min=1)), "kl_sequence": float(delta.sum(-1).mean())}
+    """KL from the reference of a rollout's sampler, see `kl_row_metrics`."""
+    return kl_row_metrics(compute_kl(rollout, ref_logps.to(rollout.sampler_logp.device)), rollout.lengths)
+
+
+def kl_row_metrics(kl: Tensor, lengths: Tensor) -> dict[str, float]:
+    """Mean of the (B,) summed log-ratios per token and per completion."""
+    return {"kl": float(kl.sum() / lengths.sum().clamp(min=1)), "kl_sequence": float(kl.mean())}
 
 
 def advantage_metrics(advantages: Tensor) -> dict[str, float]:

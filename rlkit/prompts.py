@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
+from rlkit import collectives
 from rlkit.rollout import Prompt, PromptBatch
 
 if TYPE_CHECKING:
@@ -146,8 +147,9 @@ def check_prompt_column(dataset: Any, where: str) -> None:
 class PromptLoader:
     """Serves the prompts of each step, epoch after epoch, as `PromptBatch`es.
 
-    `batch_size` counts prompts of the whole step, whatever the number of processes. The order is a function of the seed
-    and the epoch. The last batch of an epoch may be smaller. Iterating never ends; `run.steps` says when.
+    `batch_size` counts prompts of the whole step, whatever the number of processes: each gets a contiguous share of
+    whole groups, and a share may be empty. The order is a function of the seed and the epoch. The last batch of an
+    epoch may be smaller. Iterating never ends; `run.steps` says when.
 
     Args:
         dataset: a `datasets.Dataset` or a list of rows, with a `prompt` column (text or messages).
@@ -238,11 +240,13 @@ class PromptLoader:
         """The next batch; the position moves on."""
         order = self._order(self.epoch)
         places = order[self._position : self._position + self.batch_size]
+        mine = collectives.share(len(places))  # whole groups; all of them with one process
+        groups = torch.arange(self.served, self.served + len(places), dtype=torch.int64)
         batch = PromptBatch(
-            rows=tuple(dict(self.dataset[place]) for place in places),
-            token_ids=tuple(self._tokens[place] for place in places),
-            row_id=torch.tensor([self._row_ids[place] for place in places], dtype=torch.int64),
-            group_id=torch.arange(self.served, self.served + len(places), dtype=torch.int64),
+            rows=tuple(dict(self.dataset[place]) for place in places[mine]),
+            token_ids=tuple(self._tokens[place] for place in places[mine]),
+            row_id=torch.tensor([self._row_ids[place] for place in places[mine]], dtype=torch.int64),
+            group_id=groups[mine],
         )
         self.served += len(places)
         self._position += len(places)

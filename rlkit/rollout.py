@@ -13,7 +13,7 @@ import io
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -214,6 +214,15 @@ class PromptBatch(Record):
     def __len__(self) -> int:
         return len(self.rows)
 
+    def select(self, places: Sequence[int]) -> "PromptBatch":
+        """The batch of some prompts, in the given order; they keep their ids."""
+        return PromptBatch(
+            rows=tuple(self.rows[i] for i in places),
+            token_ids=tuple(self.token_ids[i] for i in places),
+            row_id=self.row_id[torch.tensor(places, dtype=torch.int64)],
+            group_id=self.group_id[torch.tensor(places, dtype=torch.int64)],
+        )
+
     def _headline(self) -> str:
         longest = max((len(ids) for ids in self.token_ids), default=0)
         return f"PromptBatch: {len(self)} prompts, the longest of {longest} tokens"
@@ -379,6 +388,31 @@ class Scores(Record):
 
     def __len__(self) -> int:
         return len(self.reward)
+
+    def cpu(self) -> "Scores":
+        """The same scores on the CPU."""
+        tensors = {name: getattr(self, name).cpu() for name in ("parts", "weights", "reward", "group_id")}
+        return replace(self, **tensors)
+
+    @classmethod
+    def join(cls, parts: Sequence["Scores"]) -> "Scores":
+        """Scores of several shares of one step, one after the other; logged numbers are averaged by rows."""
+        columns = dict.fromkeys(name for part in parts for name in part.extra)
+        numbers = dict.fromkeys(name for part in parts for name in part.metrics)
+        blank: tuple[Any, ...] = (None,)
+        weight = {name: sum(len(part) for part in parts if name in part.metrics) for name in numbers}
+        return cls(
+            parts=torch.cat([part.parts for part in parts]),
+            names=parts[0].names,
+            weights=parts[0].weights,
+            reward=torch.cat([part.reward for part in parts]),
+            group_id=torch.cat([part.group_id for part in parts]),
+            extra={n: tuple(c for part in parts for c in part.extra.get(n, blank * len(part))) for n in columns},
+            metrics={
+                n: sum(part.metrics[n] * len(part) for part in parts if n in part.metrics) / max(1, weight[n])
+                for n in numbers
+            },
+        )
 
     @property
     def scorable(self) -> Bool[Tensor, " B"]:

@@ -9,6 +9,7 @@ first forward decides which module is the root; `generate` on a sharded PEFT wra
 """
 
 import contextlib
+import inspect
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +31,12 @@ def wrap_ddp(policy: "Policy") -> None:
 
     broadcast_weights(policy.model)
     index = [policy.device.index] if policy.device.type == "cuda" else None
-    policy.scorer = DistributedDataParallel(policy.local_scorer, device_ids=index, broadcast_buffers=False)
+    known = inspect.signature(DistributedDataParallel.__init__).parameters
+    buffers = (
+        "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
+    )  # renamed in torch 2.13
+    options: dict[str, Any] = {"device_ids": index, buffers: False}
+    policy.scorer = DistributedDataParallel(policy.local_scorer, **options)
 
 
 def wrap_fsdp2(policy: "Policy") -> None:
@@ -54,6 +60,8 @@ def wrap_fsdp2(policy: "Policy") -> None:
         policy.scorer(
             probe, torch.ones_like(probe).bool(), row.to(probe.device), column.to(probe.device), temperature=1.0
         )
+    for module in fsdp_modules(policy.scorer):
+        module.reshard()  # the root stays whole after a forward pass; the optimizer must see its shards
 
 
 def broadcast_weights(model: nn.Module) -> None:

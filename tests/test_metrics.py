@@ -165,7 +165,8 @@ ZERO_STD = [
 @pytest.mark.parametrize(("rewards", "groups", "want"), ZERO_STD)
 def test_share_of_groups_without_signal(rewards, groups, want):
     """B44: by group id, over the scorable rows."""
-    assert frac_zero_std(make_scores(rewards, groups)) == want
+    scores = make_scores(rewards, groups)
+    assert frac_zero_std(scores.reward, scores.group_id) == want
 
 
 def test_the_share_of_groups_without_signal_is_what_chance_says():
@@ -174,7 +175,7 @@ def test_the_share_of_groups_without_signal_is_what_chance_says():
     rewards = (torch.rand(80_000, generator=draw) < 0.1819).float()
     groups = torch.arange(40_000).repeat_interleave(2)
     scores = dataclasses.replace(make_scores([0.0]), parts=rewards[:, None], reward=rewards, group_id=groups)
-    share = frac_zero_std(scores)
+    share = frac_zero_std(scores.reward, scores.group_id)
     assert abs(share - 0.7024) < 0.0092
     advantages = rl.compute_loo_advantage(rewards, group_id=groups).reshape(-1, 2)
     assert share == pytest.approx((advantages == 0).all(-1).float().mean().item())  # the counter means what it says

@@ -186,6 +186,8 @@ def _accepted(function: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _call(function: Any, name: str, arguments: Mapping[str, Any], count: int) -> list[float]:
+    if count == 0:  # this process has no share of the step
+        return []
     if not callable(function):
         raise TypeError(f"score: expected a reward function, got {type(function).__name__}: {function!r}.")
     if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None)):  # noqa: B004

@@ -6,9 +6,11 @@ timings.jsonl   wall times, which never repeat, kept apart
 state.json      where the run stands: last step, position in the data, why it ended
 """
 
+import contextlib
 import json
 import os
 import platform
+import socket
 from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
@@ -26,6 +28,49 @@ def fresh_folder(path: str | os.PathLike[str]) -> Path:
         folder = wanted.with_name(f"{wanted.name}-{number}")
     folder.mkdir(parents=True, exist_ok=True)
     return folder
+
+
+def lock(folder: Path) -> None:
+    """Claim a folder for this process.
+
+    Raises:
+        RuntimeError: another process that still lives works on it.
+    """
+    file, mine = folder / "lock", {"host": socket.gethostname(), "pid": os.getpid()}
+    with contextlib.suppress(FileNotFoundError, ValueError):
+        other = json.loads(file.read_text(encoding="utf-8"))
+        if other != mine and (other["host"] != mine["host"] or _lives(other["pid"])):
+            raise RuntimeError(
+                f"Run: {folder} is in use by process {other['pid']} on {other['host']}. Wait for it, stop it, or "
+                f"choose another folder; if that process is gone, delete {file}."
+            )
+    write_json(file, mine)
+
+
+def unlock(folder: Path) -> None:
+    """Give the folder back, if it is ours."""
+    file = folder / "lock"
+    with contextlib.suppress(OSError, ValueError):
+        if json.loads(file.read_text(encoding="utf-8"))["pid"] == os.getpid():
+            file.unlink()
+
+
+def _lives(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def cut_lines(file: Path, steps: int) -> None:
+    """Keep the lines of the first `steps` steps of a JSON-lines file."""
+    kept = [line for line in read_lines(file) if line["step"] < steps]
+    partial = file.with_name(file.name + ".partial")
+    partial.write_text("".join(json.dumps(line, allow_nan=False) + "\n" for line in kept), encoding="utf-8")
+    os.replace(partial, file)
 
 
 def append_line(file: Path, values: Mapping[str, Any]) -> None:

@@ -1,29 +1,44 @@
-"""Run: `steps` drives the loop, `log` measures and writes, `dashboard` shows.
+"""Run: `steps` drives the loop, `log` measures and writes, `save` and `resume` carry it over a restart.
 
 `steps` is the only place that waits, stops or saves. Ctrl-C (the notebook's interrupt button) lets the current step
-finish and then ends the loop with everything on disk and the kernel usable; a second Ctrl-C stops at once.
+finish and then ends the loop with everything on disk and the kernel usable; a second Ctrl-C stops at once. With several
+processes every one runs the same loop, and the main one writes.
 """
 
+import atexit
 import contextlib
 import os
-import signal
 import sys
-import threading
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from rlkit.metrics import advantage_metrics, for_json, kl_metrics, rollout_metrics, score_metrics
+from rlkit import collectives
+from rlkit.advantages import compute_kl
+from rlkit.metrics import advantage_metrics, for_json, kl_row_metrics, length_metrics, reward_metrics
 from rlkit.rollout import Rollout, Scores, Update
-from rlkit.run.folder import append_line, fresh_folder, read_lines, versions, write_json
+from rlkit.run import checkpoint
+from rlkit.run.folder import (
+    append_line,
+    cut_lines,
+    fresh_folder,
+    lock,
+    read_lines,
+    unlock,
+    versions,
+    write_json,
+)
+from rlkit.run.stopping import StopFlag
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from rlkit.policy import Policy
+    from rlkit.step import LRScheduler
 
 LINE = ("reward", "kl", "clip_ratio/region_mean", "entropy", "completions/mean_length", "loss", "grad_norm")
 
@@ -31,34 +46,56 @@ LINE = ("reward", "kl", "clip_ratio/region_mean", "entropy", "completions/mean_l
 class Run:
     """A run and its folder.
 
+    The folder is chosen when something is first written or asked for. If it holds anything already, a number is added
+    to the name: nothing is written over. `resume` before that opens the existing run instead.
+
     Args:
-        path: folder, made if needed. If it holds anything already, a number is added to the name: nothing is written
-            over.
+        path: folder, made if needed.
         config: parameters to keep in `config.json`.
 
     Attributes:
-        path: the folder that is written to.
         step: the step that the loop is in, or the number of finished steps.
-        stopped: why the loop ended: "done", "interrupted", "exhausted" (no prompts), "left" (break or an error), or
-            None while it runs.
+        stopped: why the loop ended: "done", "interrupted", "preempted" (a signal), "exhausted" (no prompts), "left"
+            (break or an error), or None while it runs.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, config: Mapping[str, Any] | None = None) -> None:
-        self.path: Path = fresh_folder(path)
-        if self.path != Path(path):
-            print(f"rlkit: {path} is not empty, writing to {self.path}")
+        self._wanted = Path(path)
+        self._folder: Path | None = None
+        self._config = dict(config or {})
         self.step = 0
         self.max_steps: int | None = None
         self.stopped: str | None = None
-        self._interrupted = False
+        self._flag = StopFlag(self._say)
         self._tokens = 0
         self._reward_calls = 0
         self._every: int | None = None
         self._bar: Any = None
         self._started = 0.0
         self._logged_step: int | None = None
-        write_json(self.path / "config.json", {"parameters": dict(config or {}), "versions": versions()})
-        (self.path / "metrics.jsonl").touch()
+        self._last: dict[str, Any] = {}
+        self._tracked: checkpoint.Tracked | None = None
+        self._prompts: Any = None
+
+    @property
+    def path(self) -> Path:
+        """The folder that is written to, the same on every process."""
+        if self._folder is None:
+            folder = collectives.from_main(fresh_folder(self._wanted) if collectives.rank() == 0 else self._wanted)
+            if folder != self._wanted:
+                print(f"rlkit: {self._wanted} is not empty, writing to {folder}")
+            if collectives.rank() == 0:
+                write_json(folder / "config.json", {"parameters": self._config, "versions": versions()})
+                (folder / "metrics.jsonl").touch()
+            self._open(folder)
+            return folder
+        return self._folder
+
+    def _open(self, folder: Path) -> None:
+        if collectives.rank() == 0:
+            lock(folder)
+            atexit.register(unlock, folder)
+        self._folder = folder
 
     def dashboard(self, *, every: int = 1) -> None:
         """Show the run while it goes: one line per step, every `every` steps."""
@@ -66,27 +103,128 @@ class Run:
             raise ValueError(f"run.dashboard: every must be at least 1, got {every}.")
         self._every = every
 
-    def steps(self, prompts: Any, max_steps: int, *, progress: bool | None = None) -> Iterator[tuple[int, Any]]:
+    def track(
+        self,
+        policy: "Policy",
+        optimizer: torch.optim.Optimizer,
+        *,
+        scheduler: "LRScheduler | None" = None,
+        prompts: Any = None,
+        keep: int = 2,
+        best: str | None = None,
+    ) -> None:
+        """Say whose state belongs to the run, for `save` and `resume`.
+
+        Args:
+            policy: the policy, as `world.prepare` returned it.
+            optimizer: its optimizer.
+            scheduler: its learning-rate scheduler.
+            prompts: the `PromptLoader` of the loop.
+            keep: newest checkpoints that stay, at least 1.
+            best: name of a metric whose best checkpoint stays as well ("reward"); larger is better.
+        """
+        if keep < 1:
+            raise ValueError(f"run.track: keep must be at least 1, got {keep}.")
+        self._tracked = checkpoint.Tracked(policy, optimizer, scheduler, keep, best)
+        self._prompts = prompts
+
+    def save(self) -> Path:
+        """Write a checkpoint of the finished steps; every process calls it.
+
+        Raises:
+            RuntimeError: nothing is tracked.
+        """
+        tracked = self._need_tracked("run.save")
+        counters = {
+            "step": self.step,
+            "logged_step": self._logged_step,
+            "tokens": self._tokens,
+            "reward_calls": self._reward_calls,
+            "prompts": self._prompts.state_dict() if self._prompts is not None else None,
+        }
+        score = self._last.get(tracked.best) if tracked.best else None
+        return checkpoint.save(self.path / "ckpt", tracked, counters, score)
+
+    def resume(self, source: str | os.PathLike[str] = "auto") -> int:
+        """Go on from a checkpoint: weights, optimizer, scheduler, random states, position in the data, step, log.
+
+        Call it after `track` and before anything is logged. The log is cut back to the checkpoint; the steps after it
+        are done again, with the same result.
+
+        Args:
+            source: "auto" takes the newest checkpoint of the run's folder, or starts anew if there is none; "none"
+                starts anew; a path names a checkpoint (`runs/x/ckpt/step-000100`) to go on from in this run's folder.
+
+        Returns:
+            The number of steps done.
+
+        Raises:
+            RuntimeError: nothing is tracked, the run has begun, another process works on the folder, or the checkpoint
+                belongs to another model.
+            FileNotFoundError: the named checkpoint is not whole.
+        """
+        tracked = self._need_tracked("run.resume")
+        if self._logged_step is not None or self.step:
+            raise RuntimeError("run.resume: this run has begun; call resume before the loop.")
+        if source == "none":
+            return 0
+        found = checkpoint.newest(self._wanted / "ckpt") if source == "auto" else Path(source)
+        found = collectives.from_main(found)
+        if found is None:
+            return 0
+        if self._folder is None and found.parent.parent.resolve() == self._wanted.resolve():
+            self._open(self._wanted)
+        counters = checkpoint.load(found, tracked)
+        self.step, self._logged_step = counters["step"], counters["logged_step"]
+        self._tokens, self._reward_calls = counters["tokens"], counters["reward_calls"]
+        if self._prompts is not None and counters["prompts"] is not None:
+            self._prompts.load_state_dict(counters["prompts"])
+        if collectives.rank() == 0:
+            for name in ("metrics.jsonl", "timings.jsonl"):
+                cut_lines(self.path / name, self.step)
+            (self.path / "STOPPED").unlink(missing_ok=True)
+        collectives.barrier()
+        print(f"rlkit: resumed {self.path} at step {self.step}")
+        return self.step
+
+    def _need_tracked(self, where: str) -> checkpoint.Tracked:
+        if self._tracked is None:
+            raise RuntimeError(f"{where}: nothing is tracked; call run.track(policy, optimizer) first.")
+        return self._tracked
+
+    def steps(
+        self, prompts: Any, max_steps: int, *, save_every: int | None = None, progress: bool | None = None
+    ) -> Iterator[tuple[int, Any]]:
         """Yield (step, batch) until `max_steps` steps are done in all, the prompts end, or the user interrupts.
 
         Steps count on over several loops on one run: a loop that was interrupted at step 7 goes on with step 7 when its
-        cell is run again, and a loop with a larger `max_steps` adds the missing ones.
+        cell is run again, and a loop with a larger `max_steps` adds the missing ones. If something is tracked, a
+        checkpoint is saved when the loop ends, whatever ended it between two steps.
 
         Args:
             prompts: a `PromptLoader`, or any iterable of batches.
             max_steps: steps of the whole run.
+            save_every: also save a checkpoint every so many steps; needs `track`.
             progress: show a progress bar; None shows it in notebooks and terminals, and not in log files.
 
         Raises:
-            ValueError: max_steps below 1.
+            ValueError: max_steps or save_every below 1.
+            RuntimeError: save_every, and nothing is tracked.
             KeyboardInterrupt: on a second Ctrl-C within one step.
+            SystemExit: after SIGTERM or SIGUSR1, when the step is done, the checkpoint saved and STOPPED written.
         """
         if max_steps < 1:
             raise ValueError(f"run.steps: max_steps must be at least 1, got {max_steps}.")
-        self.max_steps, self.stopped, self._interrupted = max_steps, None, False
+        if save_every is not None:
+            if save_every < 1:
+                raise ValueError(f"run.steps: save_every must be at least 1 or None, got {save_every}.")
+            self._need_tracked("run.steps(save_every=...)")
+        if self._tracked is not None and self._prompts is None and hasattr(prompts, "state_dict"):
+            self._prompts = prompts
+        self.max_steps, self.stopped, self._flag.reason = max_steps, None, None
         stream = iter(prompts)
-        with self._interruptible(), self._progress_bar(max_steps, progress):
-            while self.step < max_steps and not self._interrupted:
+        with self._flag.listening(), self._progress_bar(max_steps, progress):
+            while self.step < max_steps and self.stopped is None:
                 position = prompts.state_dict() if hasattr(prompts, "state_dict") else None
                 try:
                     batch = next(stream)
@@ -105,50 +243,54 @@ class Run:
                     self._save_state(prompts)
                     raise
                 self._finish_step(prompts)
-            if self.stopped is None:
-                self.stopped = "interrupted" if self.step < max_steps else "done"
+                if self.step < max_steps:
+                    self.stopped = self._agreed_reason()
+                    if self.stopped is None and save_every and self.step % save_every == 0:
+                        self.save()
+            self.stopped = self.stopped or "done"
             self._save_state(prompts)
-        if self.stopped == "interrupted":
+            if self._tracked is not None:
+                self.save()
+        if self.stopped in ("interrupted", "preempted"):
             print(f"rlkit: stopped after step {self.step - 1} of {max_steps}; everything is in {self.path}")
+        if self.stopped == "preempted":
+            if collectives.rank() == 0:
+                (self.path / "STOPPED").write_text(f"{self.step}\n", encoding="utf-8")
+            collectives.barrier()
+            raise SystemExit(0)
+
+    def _agreed_reason(self) -> str | None:
+        """Why to stop now, the same on every process: a signal may have reached one of them only."""
+        reasons = [reason for reason in collectives.gather(self._flag.reason) if reason]
+        return "preempted" if "preempted" in reasons else reasons[0] if reasons else None
 
     def _finish_step(self, prompts: Any) -> None:
         seconds = time.perf_counter() - self._started
-        append_line(self.path / "timings.jsonl", {"step": self.step, "step_time": seconds})
+        self._append("timings.jsonl", {"step": self.step, "step_time": seconds})
         self.step += 1
         self._save_state(prompts)
         if self._bar is not None:
             self._bar.update()
 
+    def _append(self, name: str, values: Mapping[str, Any]) -> None:
+        path = self.path
+        if collectives.rank() == 0:
+            append_line(path / name, values)
+
     def _save_state(self, prompts: Any) -> None:
+        path = self.path
+        if collectives.rank():
+            return
         state: dict[str, Any] = {"step": self.step, "max_steps": self.max_steps, "stopped": self.stopped}
         if hasattr(prompts, "state_dict"):
             state["prompts"] = prompts.state_dict()
-        write_json(self.path / "state.json", state)
-
-    @contextlib.contextmanager
-    def _interruptible(self) -> Iterator[None]:
-        """Inside, the first Ctrl-C of a step only sets a flag. Signals reach the main thread alone."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-
-        def on_interrupt(number: int, frame: FrameType | None) -> None:
-            if self._interrupted:
-                raise KeyboardInterrupt
-            self._interrupted = True
-            self._say("rlkit: stopping after this step; interrupt again to stop at once")
-
-        before = signal.signal(signal.SIGINT, on_interrupt)
-        try:
-            yield
-        finally:
-            signal.signal(signal.SIGINT, before)
+        write_json(path / "state.json", state)
 
     @contextlib.contextmanager
     def _progress_bar(self, max_steps: int, show: bool | None) -> Iterator[None]:
         if show is None:
             show = "ipykernel" in sys.modules or sys.stderr.isatty()
-        if not show:
+        if not show or collectives.rank():
             yield
             return
         from tqdm.auto import tqdm
@@ -199,15 +341,21 @@ class Run:
         metrics: dict[str, float] = {}
         tokens, calls = self._tokens, self._reward_calls  # counted only once everything is known to be right
         if rollout is not None:
-            tokens += int(rollout.prompt_mask.sum()) + int(rollout.completion_mask.sum())
-            metrics |= {"num_tokens": float(tokens)} | rollout_metrics(rollout)
+            rows = {"prompt": rollout.prompt_mask.sum(-1), "lengths": rollout.lengths, "truncated": rollout.truncated}
             if ref_logps is not None:
-                metrics |= kl_metrics(rollout, ref_logps)
+                rows["kl"] = compute_kl(rollout, ref_logps.to(rollout.sampler_logp.device))
+            rows = collectives.gather_rows(rows)
+            tokens += int(rows["prompt"].sum()) + int(rows["lengths"].sum())
+            metrics |= {"num_tokens": float(tokens)} | length_metrics(rows["lengths"], rows["truncated"])
+            if ref_logps is not None:
+                metrics |= kl_row_metrics(rows["kl"], rows["lengths"])
         if scores is not None:
+            scores = Scores.join(collectives.gather(scores.cpu())) if collectives.is_many() else scores
             calls += len(scores)
-            metrics |= {"reward_calls": float(calls)} | score_metrics(scores)
+            metrics |= {"reward_calls": float(calls)} | dict(scores.metrics)
+            metrics |= reward_metrics(scores.reward, scores.parts, scores.names, scores.group_id)
         if advantages is not None:
-            metrics |= advantage_metrics(advantages)
+            metrics |= advantage_metrics(collectives.gather_rows({"advantages": advantages})["advantages"])
         if update is not None:
             metrics |= dict(update.metrics)
         for name, value in extra.items():
@@ -215,9 +363,10 @@ class Run:
                 raise ValueError(f"run.log: {name!r} is measured already; choose another name for the extra number.")
             metrics[name] = _mean_of(name, value)
         line = {"step": step, **for_json(metrics)}
-        append_line(self.path / "metrics.jsonl", line)
+        self._append("metrics.jsonl", line)
+        self._last = line
         self._logged_step, self._tokens, self._reward_calls = step, tokens, calls
-        if self._every is not None and step % self._every == 0:
+        if self._every is not None and collectives.rank() == 0 and step % self._every == 0:
             self._say(format_line(line))
         return line
 
@@ -277,8 +426,9 @@ def format_line(line: Mapping[str, Any]) -> str:
 
 
 def _mean_of(name: str, value: Any) -> float:
+    """The number to log for an extra value; a tensor is one value per row, of this process's rows."""
     if isinstance(value, Tensor):
-        known = value.detach().float()
+        known = collectives.gather_rows({name: value.detach().float().reshape(-1)})[name]
         known = known[~known.isnan()]
         return float(known.mean()) if known.numel() else float("nan")
     if isinstance(value, (int, float)) or torch.is_tensor(value):

@@ -54,6 +54,7 @@ def assemble(
     width = max((len(ids) for ids in batch.token_ids), default=0)
     prompt_ids = [[policy.pad_id] * (width - len(ids)) + list(ids) for ids in batch.token_ids]
     prompt_mask = [[False] * (width - len(ids)) + [True] * len(ids) for ids in batch.token_ids]
+    shape = (len(batch), width)  # also for a process whose share of the step is empty
     completion_ids, completion_mask = pad_completions([c.token_ids for c in flat], policy.pad_id)
     logp = torch.zeros(completion_ids.shape, dtype=torch.float32)
     logp[completion_mask] = torch.tensor([value for c in flat for value in c.logp], dtype=torch.float32)
@@ -62,14 +63,14 @@ def assemble(
     device, index = policy.device, torch.tensor(owner, dtype=torch.int64)
     columns = dict.fromkeys(name for row in batch.rows for name in row if name != "prompt")
     return Rollout(
-        prompt_ids=torch.tensor(prompt_ids, dtype=torch.int64)[index].to(device),
-        prompt_mask=torch.tensor(prompt_mask)[index].to(device),
+        prompt_ids=torch.tensor(prompt_ids, dtype=torch.int64).reshape(shape)[index].to(device),
+        prompt_mask=torch.tensor(prompt_mask, dtype=torch.bool).reshape(shape)[index].to(device),
         completion_ids=completion_ids.to(device),
         completion_mask=completion_mask.to(device),
         sampler_logp=logp.to(device),
         group_id=batch.group_id[index].to(device),
         row_id=batch.row_id[index].to(device),
-        truncated=torch.tensor([c.finish_reason == "length" for c in flat]).to(device),
+        truncated=torch.tensor([c.finish_reason == "length" for c in flat], dtype=torch.bool).to(device),
         prompts=tuple(row["prompt"] for row in rows),
         completions=tuple(_in_form_of(row["prompt"], text) for row, text in zip(rows, texts, strict=True)),
         columns={name: tuple(row.get(name) for row in rows) for name in columns},
@@ -82,3 +83,38 @@ def assemble(
 def _in_form_of(prompt: Prompt, text: str) -> Any:
     """Text for a text prompt, a list with one assistant message for a conversation (TRL's form)."""
     return text if isinstance(prompt, str) else [{"role": "assistant", "content": text}]
+
+
+def join(rollouts: Sequence[Rollout], pad_id: int) -> Rollout:
+    """One rollout from several that were drawn with the same settings: the rows one after the other, on the CPU."""
+    kept = [rollout for rollout in rollouts if len(rollout)] or list(rollouts[:1])
+    wide = max(rollout.prompt_ids.shape[1] for rollout in kept)
+    long = max(rollout.completion_ids.shape[1] for rollout in kept)
+
+    def rows(name: str, width: int | None = None, *, left: bool = False, fill: float = 0) -> Tensor:
+        parts = [getattr(rollout, name).cpu() for rollout in kept]
+        if width is not None:
+            gaps = [width - part.shape[1] for part in parts]
+            parts = [
+                torch.nn.functional.pad(part, (gap, 0) if left else (0, gap), value=fill)
+                for part, gap in zip(parts, gaps, strict=True)
+            ]
+        return torch.cat(parts)
+
+    names = dict.fromkeys(name for rollout in kept for name in rollout.columns)
+    return Rollout(
+        prompt_ids=rows("prompt_ids", wide, left=True, fill=pad_id),
+        prompt_mask=rows("prompt_mask", wide, left=True),
+        completion_ids=rows("completion_ids", long, fill=pad_id),
+        completion_mask=rows("completion_mask", long),
+        sampler_logp=rows("sampler_logp", long),
+        group_id=rows("group_id"),
+        row_id=rows("row_id"),
+        truncated=rows("truncated"),
+        prompts=tuple(prompt for rollout in kept for prompt in rollout.prompts),
+        completions=tuple(completion for rollout in kept for completion in rollout.completions),
+        columns={name: tuple(cell for rollout in kept for cell in rollout.columns[name]) for name in names},
+        sampling=kept[0].sampling,
+        policy_version=kept[0].policy_version,
+        engine=kept[0].engine,
+    )

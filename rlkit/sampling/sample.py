@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from rlkit import collectives
 from rlkit.prompts import make_batch
 from rlkit.rollout import Prompt, PromptBatch, Rollout, SamplingParams
 from rlkit.sampling.assemble import assemble
@@ -81,7 +82,7 @@ def sample(
         raise ValueError(f"sample: num_generations must be at least 1, got {num_generations}.")
     if not isinstance(batch, PromptBatch):
         batch = make_batch(owner, batch)
-    if not len(batch):
+    if not len(batch) and not collectives.is_many():
         raise ValueError("sample: the batch has no prompts.")
     check_context(owner, batch, params)
     if params.truncates and not params.is_greedy:

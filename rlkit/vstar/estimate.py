@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from rlkit import collectives
 from rlkit.advantages import optimal_value
 from rlkit.prompts import check_prompt_column, make_batch
 from rlkit.rewards.score import RewardFunction, score
-from rlkit.rollout import text_of
+from rlkit.rollout import PromptBatch, text_of
 from rlkit.sampling.sample import sample
 from rlkit.vstar.table import ValueTable
 
@@ -35,7 +36,7 @@ def estimate_vstar(
     chat_template_kwargs: Mapping[str, Any] | None = None,
     **sampling: Any,
 ) -> ValueTable:
-    """Sample N completions per row from the reference, score them, and keep the rewards.
+    """Sample N completions per row from the reference, score them, and keep the rewards; processes share the rows.
 
     V*(x) = beta1 * log mean exp(r / beta1) is then a property of the table, see `optimal_value`.
 
@@ -69,30 +70,23 @@ def estimate_vstar(
     if batch_size < 1:
         raise ValueError(f"estimate_vstar: batch_size must be at least 1, got {batch_size}.")
     optimal_value(torch.zeros(1), beta1=beta1)
+    whole = make_batch(policy, list(dataset), **(chat_template_kwargs or {}))
+    first = {row: place for place, row in reversed([*enumerate(whole.row_id.tolist())])}
+    distinct = sorted(first.values())
     if max_completion_length is None:
-        max_completion_length = _room(policy, dataset, chat_template_kwargs)
+        max_completion_length = _room(policy, whole)
 
-    places: Iterable[int] = range(0, len(dataset), batch_size)
+    # Every process takes the same number of batches, the last of which may be empty: gathering shards is an exchange.
+    mine = distinct[collectives.share(len(distinct))]
+    count = math.ceil(math.ceil(len(distinct) / collectives.size()) / batch_size)
+    batches: Iterable[int] = range(count)
     if progress:
         from tqdm.auto import tqdm
 
-        places = tqdm(places, desc="estimate_vstar", unit="batch", file=sys.stderr, leave=False)
-    rewards: dict[int, torch.Tensor] = {}
-    prompts: dict[int, str] = {}
-    calls = 0
-    for start in places:
-        rows = [dataset[i] for i in range(start, min(start + batch_size, len(dataset)))]
-        batch = make_batch(policy, rows, first_group_id=start, **(chat_template_kwargs or {}))
-        first = {row: i for i, row in reversed([*enumerate(batch.row_id.tolist())])}
-        fresh = sorted(i for row, i in first.items() if row not in rewards)
-        if not fresh:
-            continue
-        batch = type(batch)(
-            rows=tuple(batch.rows[i] for i in fresh),
-            token_ids=tuple(batch.token_ids[i] for i in fresh),
-            row_id=batch.row_id[fresh],
-            group_id=batch.group_id[fresh],
-        )
+        batches = tqdm(batches, desc="estimate_vstar", unit="batch", file=sys.stderr, leave=False)
+    rewards: list[torch.Tensor] = []
+    for number in batches:
+        batch = whole.select(mine[number * batch_size : (number + 1) * batch_size])
         rollout = sample(
             policy,
             batch,
@@ -102,24 +96,25 @@ def estimate_vstar(
             **sampling,
         )
         scores = score(rollout, reward_funcs, weights=weights, clip_range=clip_range)
-        calls += len(rollout)
-        for i, row in enumerate(batch.row_id.tolist()):
-            rewards[row] = scores.reward[rollout.group_id == batch.group_id[i].to(rollout.group_id.device)].cpu()
-            prompts[row] = text_of(batch.rows[i]["prompt"])
+        # Completions are prompt-major as `sample` promises; ids are checked all the same, a swapped reward is silent.
+        owner = batch.group_id.repeat_interleave(num_value_samples)
+        if not torch.equal(rollout.group_id.cpu(), owner):
+            raise RuntimeError("estimate_vstar: the rollout's groups are not those of the batch.")
+        rewards.append(scores.reward.cpu().reshape(len(batch), num_value_samples))
+    table = torch.cat(collectives.gather(torch.cat(rewards)))
     return ValueTable(
-        row_id=torch.tensor(list(rewards), dtype=torch.int64),
-        rewards=torch.stack(list(rewards.values())),
-        prompts=tuple(prompts.values()),
+        row_id=whole.row_id[distinct],
+        rewards=table,
+        prompts=tuple(text_of(whole.rows[place]["prompt"]) for place in distinct),
         beta1=beta1,
         success_threshold=success_threshold,
-        reward_calls=calls,
+        reward_calls=table.numel(),
     )
 
 
-def _room(policy: "Policy", dataset: Any, chat_template_kwargs: Mapping[str, Any] | None) -> int:
+def _room(policy: "Policy", batch: PromptBatch) -> int:
     """Tokens that the model's context leaves for a completion of the longest prompt, at most 256."""
     limit = policy.max_context or math.inf
-    batch = make_batch(policy, list(dataset), **(chat_template_kwargs or {}))
     longest = max(len(ids) for ids in batch.token_ids)
     if longest >= limit:
         raise ValueError(f"estimate_vstar: a prompt of {longest} tokens fills the model's context of {limit}.")
