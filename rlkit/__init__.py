@@ -9,9 +9,10 @@ completion tokens, L prompt tokens, V vocabulary, K reward functions. One mask m
 from rlkit import _openmp, losses, metrics, oracle, tasks  # _openmp first: it acts before torch is loaded
 from rlkit.advantages import compute_kl, compute_loo_advantage, compute_optimal_advantage, optimal_value
 from rlkit.evaluate import Evaluation, evaluate
+from rlkit.loading import load_policy
 from rlkit.logps import compute_logps
 from rlkit.losses import RLOO, AStarPO, LossInputs, a2po_loss, rloo_loss
-from rlkit.policy import Policy, load_policy
+from rlkit.policy import Policy
 from rlkit.prompts import PromptLoader, make_batch
 from rlkit.rewards import score
 from rlkit.rollout import PromptBatch, Rollout, SamplingParams, Scores, Update

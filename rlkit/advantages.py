@@ -18,6 +18,7 @@ import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
+from rlkit import collectives
 from rlkit.rollout import Rollout, Scores
 
 KLEstimator = Literal["k1", "k2", "k3"]
@@ -73,7 +74,8 @@ def compute_loo_advantage(
         group_id: (B,) group labels; taken from the `Scores` when they are given.
         kl: (B,) KL of each sequence in nats, see `compute_kl`. May be negative: it is an estimate.
         beta: weight of the KL in the reward, >= 0.
-        normalize: subtract the mean and divide by the standard deviation (plus 1e-4) of all scorable rows of the batch.
+        normalize: subtract the mean and divide by the standard deviation (plus 1e-4) of all scorable rows of the batch,
+            those of other processes included.
 
     Returns:
         (B,) float32 (float64 for float64 rewards), without gradient.
@@ -118,9 +120,9 @@ def compute_loo_advantage(
         group
     ]
     advantage = value - (group_sum - value) / (count - 1).clamp(min=1)
-    if normalize and bool(scorable.any()):
-        # Over every scorable row, so rows of groups without a peer (not a number here, as in TRL) are left out.
-        known = advantage[scorable & (count > 1)]
+    if normalize:
+        # Over the rows of all processes; rows of groups without a peer (not a number, as in TRL) are left out.
+        known = collectives.gather_rows({"known": advantage[scorable & (count > 1)]})["known"].to(advantage)
         spread = known.std() if len(known) > 1 else known.new_zeros(())
         mean = known.mean() if len(known) else known.new_zeros(())
         advantage = (advantage - mean) / (spread + 1e-4)

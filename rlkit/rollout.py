@@ -8,186 +8,20 @@ ordered, or that groups have equal size. Each record shows itself as a table at 
 frame, and can be saved and read back without a model.
 """
 
-import html
-import io
 import math
-import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from rlkit.record import Prompt, Record, check_lengths, text_of
+from rlkit.sampling_params import SamplingParams
+
 if TYPE_CHECKING:
     import pandas as pd
-
-Prompt = str | list[dict[str, Any]]
-"""A prompt or completion as a person sees it: plain text, or a list of chat messages."""
-
-FORMAT_VERSION = 1
-R = TypeVar("R", bound="Record")
-
-
-def text_of(value: Prompt) -> str:
-    """The text of a prompt or completion: a message list becomes its contents, joined by line breaks.
-
-    Example:
-        >>> text_of([{"role": "user", "content": "2+2?"}])
-        '2+2?'
-    """
-    if isinstance(value, str):
-        return value
-    parts = []
-    for message in value:
-        content = message.get("content") or ""
-        if not isinstance(content, str):
-            content = "".join(part.get("text", "") for part in content)
-        parts.append(content)
-    return "\n".join(parts)
-
-
-class Record:
-    """What the four records share: a table for people, a file for later."""
-
-    def to_pandas(self) -> "pd.DataFrame":
-        """One row per prompt or completion."""
-        raise NotImplementedError  # each record has its own
-
-    def _headline(self) -> str:
-        raise NotImplementedError
-
-    def _repr_html_(self) -> str:
-        frame = self.to_pandas().head(8)
-        return f"<p>{html.escape(self._headline())}</p>" + frame.to_html(index=False, escape=True, max_cols=16)
-
-    def __repr__(self) -> str:
-        return f"<{self._headline()}>"
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the record to one file, whole or not at all.
-
-        Raises:
-            TypeError: a dataset column holds an object that is not plain data (numbers, text, lists, dicts, tensors).
-        """
-        state = {"kind": type(self).__name__, "format": FORMAT_VERSION, "fields": _to_plain(self)}
-        buffer = io.BytesIO()
-        torch.save(state, buffer)
-        buffer.seek(0)
-        try:
-            torch.load(buffer, weights_only=True)
-        except Exception as error:
-            raise TypeError(
-                f"{type(self).__name__}.save: expected plain data (numbers, text, lists, dicts, tensors) in every "
-                f"column; turn other objects into text first. torch says: {error}"
-            ) from error
-        path = Path(path)
-        partial = path.with_name(path.name + ".partial")
-        partial.write_bytes(buffer.getvalue())
-        os.replace(partial, path)
-
-    @classmethod
-    def load(cls: type[R], path: str | os.PathLike[str]) -> R:
-        """Read a record that `save` wrote. Nothing in the file is executed.
-
-        Raises:
-            ValueError: the file holds another kind of record.
-        """
-        state = torch.load(path, weights_only=True, map_location="cpu")
-        if not isinstance(state, dict) or state.get("kind") != cls.__name__:
-            found = state.get("kind") if isinstance(state, dict) else type(state).__name__
-            raise ValueError(f"{cls.__name__}.load: {path} holds a {found}.")
-        return cls(**cls._from_plain(state["fields"]))
-
-    @classmethod
-    def _from_plain(cls, values: dict[str, Any]) -> dict[str, Any]:
-        """The fields as the constructor wants them; records inside records are made again."""
-        return values
-
-
-def _to_plain(record: object) -> dict[str, Any]:
-    """A dataclass as a dict; nested ones too; tensors go to the CPU."""
-    plain: dict[str, Any] = {}
-    for item in fields(record):  # type: ignore[arg-type]
-        value = getattr(record, item.name)
-        if isinstance(value, Tensor):
-            value = value.detach().cpu()
-        elif is_dataclass(value):
-            value = _to_plain(value)
-        elif isinstance(value, Mapping):
-            value = dict(value)
-        plain[item.name] = value
-    return plain
-
-
-def _check_lengths(where: str, expected: int, **values: Sequence[Any] | Tensor) -> None:
-    for name, value in values.items():
-        if len(value) != expected:
-            raise ValueError(f"{where}: expected {expected} entries in {name}, got {len(value)}.")
-
-
-@dataclass(frozen=True)
-class SamplingParams:
-    """How completions are drawn. The defaults are neutral: the policy's own distribution, at temperature 1.
-
-    A checkpoint's own generation_config is never consulted for these.
-
-    Attributes:
-        max_completion_length: most tokens of a completion, the end-of-sequence token included.
-        temperature: divides the logits, > 0; the same in every pass over the rollout (sampler, policy, reference).
-        top_p: keep the smallest set of tokens with this mass, in (0, 1]; 1 keeps all.
-        top_k: keep the k likeliest tokens; 0 keeps all.
-        min_p: drop tokens less likely than this share of the likeliest one, in [0, 1]; None or 0 keeps all.
-        repetition_penalty: > 1 makes tokens that occurred before less likely; 1 changes nothing.
-        min_completion_length: no end of sequence before so many tokens.
-        stop_strings: a completion ends after the token that completes one of these texts.
-    """
-
-    max_completion_length: int = 256
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float | None = None
-    repetition_penalty: float = 1.0
-    min_completion_length: int = 0
-    stop_strings: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        def need(ok: bool, name: str, expected: str, advice: str = "") -> None:
-            if not ok:
-                raise ValueError(f"sample: {name} must be {expected}, got {getattr(self, name)!r}.{advice}")
-
-        object.__setattr__(self, "stop_strings", tuple(self.stop_strings))
-        need(self.max_completion_length >= 1, "max_completion_length", "at least 1")
-        need(
-            self.temperature > 0 and math.isfinite(self.temperature),
-            "temperature",
-            "a finite number > 0",
-            " Temperature 0 (greedy) has no distribution to learn from; use a small one such as 0.1, or evaluate(...,"
-            " greedy=True) to measure greedy answers.",
-        )
-        need(0 < self.top_p <= 1, "top_p", "in (0, 1]")
-        need(self.top_k >= 0, "top_k", "0 (off) or a positive number")
-        need(self.min_p is None or 0 <= self.min_p <= 1, "min_p", "in [0, 1] or None")
-        need(self.repetition_penalty > 0, "repetition_penalty", "> 0 (1 is neutral)")
-        need(
-            0 <= self.min_completion_length <= self.max_completion_length,
-            "min_completion_length",
-            f"between 0 and max_completion_length={self.max_completion_length}",
-        )
-        need(all(self.stop_strings), "stop_strings", "texts that are not empty")
-
-    @property
-    def truncates(self) -> bool:
-        """True if the sampler leaves the policy's own distribution, so that its samples are not on-policy."""
-        return self.top_p < 1 or self.top_k > 0 or bool(self.min_p) or self.repetition_penalty != 1
-
-    @property
-    def is_greedy(self) -> bool:
-        """True if only the likeliest token can be drawn."""
-        return self.top_k == 1
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -207,7 +41,7 @@ class PromptBatch(Record):
     group_id: Int[Tensor, " P"]
 
     def __post_init__(self) -> None:
-        _check_lengths(
+        check_lengths(
             "PromptBatch", len(self.rows), token_ids=self.token_ids, row_id=self.row_id, group_id=self.group_id
         )
 
@@ -279,7 +113,7 @@ class Rollout(Record):
     engine: str = "transformers"
 
     def __post_init__(self) -> None:
-        _check_lengths(
+        check_lengths(
             "Rollout",
             len(self.completion_ids),
             prompt_ids=self.prompt_ids,
@@ -383,8 +217,8 @@ class Scores(Record):
 
     def __post_init__(self) -> None:
         rows, functions = self.parts.shape
-        _check_lengths("Scores", rows, reward=self.reward, group_id=self.group_id, **dict(self.extra))
-        _check_lengths("Scores", functions, names=self.names, weights=self.weights)
+        check_lengths("Scores", rows, reward=self.reward, group_id=self.group_id, **dict(self.extra))
+        check_lengths("Scores", functions, names=self.names, weights=self.weights)
 
     def __len__(self) -> int:
         return len(self.reward)

@@ -20,7 +20,8 @@ import numpy as np
 import torch
 
 from rlkit import collectives, watch
-from rlkit.policy import Policy, default_device
+from rlkit.loading import default_device
+from rlkit.policy import Policy
 from rlkit.strategies import wrap_ddp, wrap_fsdp2
 
 if TYPE_CHECKING:

@@ -8,7 +8,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from rlkit.policy import Policy, load_policy
+from rlkit.loading import load_policy
+from rlkit.policy import Policy
 from rlkit.rollout import Rollout, SamplingParams, Scores
 
 SPECIAL = ("<pad>", "<bos>", "<eos>", "<unk>")

@@ -20,7 +20,8 @@ from builders import (
 from tolerances import BFLOAT16, EXACT, FLOAT32
 
 import rlkit as rl
-from rlkit.policy import Policy, load_policy
+from rlkit.loading import load_policy
+from rlkit.policy import Policy
 
 
 def saved(folder, model=None, tokenizer=None):

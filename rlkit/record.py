@@ -1,0 +1,119 @@
+"""What the records of a step share: a table for people, and a file for later that needs no model and runs no code."""
+
+import html
+import io
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Prompt = str | list[dict[str, Any]]
+"""A prompt or completion as a person sees it: plain text, or a list of chat messages."""
+
+FORMAT_VERSION = 1
+R = TypeVar("R", bound="Record")
+
+
+def text_of(value: Prompt) -> str:
+    """The text of a prompt or completion: a message list becomes its contents, joined by line breaks.
+
+    Example:
+        >>> text_of([{"role": "user", "content": "2+2?"}])
+        '2+2?'
+    """
+    if isinstance(value, str):
+        return value
+    parts = []
+    for message in value:
+        content = message.get("content") or ""
+        if not isinstance(content, str):
+            content = "".join(part.get("text", "") for part in content)
+        parts.append(content)
+    return "\n".join(parts)
+
+
+class Record:
+    """What the four records share: a table for people, a file for later."""
+
+    def to_pandas(self) -> "pd.DataFrame":
+        """One row per prompt or completion."""
+        raise NotImplementedError  # each record has its own
+
+    def _headline(self) -> str:
+        raise NotImplementedError
+
+    def _repr_html_(self) -> str:
+        frame = self.to_pandas().head(8)
+        return f"<p>{html.escape(self._headline())}</p>" + frame.to_html(index=False, escape=True, max_cols=16)
+
+    def __repr__(self) -> str:
+        return f"<{self._headline()}>"
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the record to one file, whole or not at all.
+
+        Raises:
+            TypeError: a dataset column holds an object that is not plain data (numbers, text, lists, dicts, tensors).
+        """
+        state = {"kind": type(self).__name__, "format": FORMAT_VERSION, "fields": _to_plain(self)}
+        buffer = io.BytesIO()
+        torch.save(state, buffer)
+        buffer.seek(0)
+        try:
+            torch.load(buffer, weights_only=True)
+        except Exception as error:
+            raise TypeError(
+                f"{type(self).__name__}.save: expected plain data (numbers, text, lists, dicts, tensors) in every "
+                f"column; turn other objects into text first. torch says: {error}"
+            ) from error
+        path = Path(path)
+        partial = path.with_name(path.name + ".partial")
+        partial.write_bytes(buffer.getvalue())
+        os.replace(partial, path)
+
+    @classmethod
+    def load(cls: type[R], path: str | os.PathLike[str]) -> R:
+        """Read a record that `save` wrote. Nothing in the file is executed.
+
+        Raises:
+            ValueError: the file holds another kind of record.
+        """
+        state = torch.load(path, weights_only=True, map_location="cpu")
+        if not isinstance(state, dict) or state.get("kind") != cls.__name__:
+            found = state.get("kind") if isinstance(state, dict) else type(state).__name__
+            raise ValueError(f"{cls.__name__}.load: {path} holds a {found}.")
+        return cls(**cls._from_plain(state["fields"]))
+
+    @classmethod
+    def _from_plain(cls, values: dict[str, Any]) -> dict[str, Any]:
+        """The fields as the constructor wants them; records inside records are made again."""
+        return values
+
+
+def _to_plain(record: object) -> dict[str, Any]:
+    """A dataclass as a dict; nested ones too; tensors go to the CPU."""
+    plain: dict[str, Any] = {}
+    for item in fields(record):  # type: ignore[arg-type]
+        value = getattr(record, item.name)
+        if isinstance(value, Tensor):
+            value = value.detach().cpu()
+        elif is_dataclass(value):
+            value = _to_plain(value)
+        elif isinstance(value, Mapping):
+            value = dict(value)
+        plain[item.name] = value
+    return plain
+
+
+def check_lengths(where: str, expected: int, **values: Sequence[Any] | Tensor) -> None:
+    """Refuse values that have another length than expected; the error names them."""
+    for name, value in values.items():
+        if len(value) != expected:
+            raise ValueError(f"{where}: expected {expected} entries in {name}, got {len(value)}.")

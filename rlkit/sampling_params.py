@@ -1,0 +1,66 @@
+"""How completions are drawn; part of every rollout, because later passes need its temperature."""
+
+import math
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How completions are drawn. The defaults are neutral: the policy's own distribution, at temperature 1.
+
+    A checkpoint's own generation_config is never consulted for these.
+
+    Attributes:
+        max_completion_length: most tokens of a completion, the end-of-sequence token included.
+        temperature: divides the logits, > 0; the same in every pass over the rollout (sampler, policy, reference).
+        top_p: keep the smallest set of tokens with this mass, in (0, 1]; 1 keeps all.
+        top_k: keep the k likeliest tokens; 0 keeps all.
+        min_p: drop tokens less likely than this share of the likeliest one, in [0, 1]; None or 0 keeps all.
+        repetition_penalty: > 1 makes tokens that occurred before less likely; 1 changes nothing.
+        min_completion_length: no end of sequence before so many tokens.
+        stop_strings: a completion ends after the token that completes one of these texts.
+    """
+
+    max_completion_length: int = 256
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float | None = None
+    repetition_penalty: float = 1.0
+    min_completion_length: int = 0
+    stop_strings: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        def need(ok: bool, name: str, expected: str, advice: str = "") -> None:
+            if not ok:
+                raise ValueError(f"sample: {name} must be {expected}, got {getattr(self, name)!r}.{advice}")
+
+        object.__setattr__(self, "stop_strings", tuple(self.stop_strings))
+        need(self.max_completion_length >= 1, "max_completion_length", "at least 1")
+        need(
+            self.temperature > 0 and math.isfinite(self.temperature),
+            "temperature",
+            "a finite number > 0",
+            " Temperature 0 (greedy) has no distribution to learn from; use a small one such as 0.1, or evaluate(...,"
+            " greedy=True) to measure greedy answers.",
+        )
+        need(0 < self.top_p <= 1, "top_p", "in (0, 1]")
+        need(self.top_k >= 0, "top_k", "0 (off) or a positive number")
+        need(self.min_p is None or 0 <= self.min_p <= 1, "min_p", "in [0, 1] or None")
+        need(self.repetition_penalty > 0, "repetition_penalty", "> 0 (1 is neutral)")
+        need(
+            0 <= self.min_completion_length <= self.max_completion_length,
+            "min_completion_length",
+            f"between 0 and max_completion_length={self.max_completion_length}",
+        )
+        need(all(self.stop_strings), "stop_strings", "texts that are not empty")
+
+    @property
+    def truncates(self) -> bool:
+        """True if the sampler leaves the policy's own distribution, so that its samples are not on-policy."""
+        return self.top_p < 1 or self.top_k > 0 or bool(self.min_p) or self.repetition_penalty != 1
+
+    @property
+    def is_greedy(self) -> bool:
+        """True if only the likeliest token can be drawn."""
+        return self.top_k == 1
