@@ -101,7 +101,7 @@ MUTANTS = [
     Mutant("wrong number of rewards accepted", "rewards/score.py", "if len(returned) != count:", "if False:", "test_score.py"),
     Mutant("unsolved decided by the sum", "vstar/table.py", "torch.where(self.rewards.isnan(), -math.inf, self.rewards).amax(-1) > self.success_threshold", "self.rewards.nansum(-1) != 0", "test_vstar.py"),
     Mutant("one NaN wipes an average", "metrics.py", "if value is not None and not math.isnan(value)]", "if value is not None]", "test_metrics.py"),
-    Mutant("interrupt in the middle of a step", "run/run.py", "            self._interrupted = True\n            self._say", "            raise KeyboardInterrupt\n            self._say", "test_run.py"),
+    Mutant("interrupt in the middle of a step", "run/stopping.py", '        self.reason = "interrupted"\n', "        raise KeyboardInterrupt\n", "test_run.py"),
     Mutant("an earlier run written over", "run/folder.py", "while folder.exists() and any(folder.iterdir()):", "while False:", "test_run.py"),
 ]  # fmt: skip
 
