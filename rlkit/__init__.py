@@ -8,12 +8,15 @@ completion tokens, L prompt tokens, V vocabulary, K reward functions. One mask m
 
 from rlkit import _openmp, losses, metrics, oracle, tasks  # _openmp first: it acts before torch is loaded
 from rlkit.advantages import compute_kl, compute_loo_advantage, compute_optimal_advantage, optimal_value
+from rlkit.card import model_card
 from rlkit.evaluate import Evaluation, evaluate
+from rlkit.launch import launch
 from rlkit.loading import load_policy
 from rlkit.logps import compute_logps
 from rlkit.losses import RLOO, AStarPO, LossInputs, a2po_loss, rloo_loss
 from rlkit.policy import Policy
 from rlkit.prompts import PromptLoader, make_batch
+from rlkit.reference import update_reference
 from rlkit.rewards import score
 from rlkit.rollout import PromptBatch, Rollout, SamplingParams, Scores, Update
 from rlkit.run import Run
@@ -49,11 +52,13 @@ __all__ = [
     "compute_optimal_advantage",
     "estimate_vstar",
     "evaluate",
+    "launch",
     "load_policy",
     "loss_step",
     "losses",
     "make_batch",
     "metrics",
+    "model_card",
     "optimal_value",
     "oracle",
     "rloo_loss",
@@ -61,4 +66,5 @@ __all__ = [
     "score",
     "setup",
     "tasks",
+    "update_reference",
 ]

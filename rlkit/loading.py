@@ -2,6 +2,7 @@
 
 import difflib
 import importlib.resources
+import json
 import os
 from collections.abc import Iterable
 from pathlib import Path
@@ -27,6 +28,7 @@ def load_policy(
     device: str | torch.device | None = None,
     autocast: torch.dtype | None = None,
     eos_ids: Iterable[int] = (),
+    peft_config: Any = None,
     **model_kwargs: Any,
 ) -> Policy:
     """Load a policy.
@@ -41,6 +43,8 @@ def load_policy(
         device: None takes this process's GPU if there is one, else the CPU; a model object stays where it is.
         autocast: torch.bfloat16 for mixed precision in every pass.
         eos_ids: further token ids that end a completion (an end-of-turn token that the checkpoint does not name).
+        peft_config: a PEFT configuration (`LoraConfig(...)`): a fresh adapter is put on the model and trained instead
+            of it. A folder that holds a saved adapter is loaded with that adapter, trainable.
         **model_kwargs: passed on to `from_pretrained` (revision, attn_implementation, trust_remote_code,
             quantization_config, ...).
 
@@ -52,24 +56,25 @@ def load_policy(
         TypeError: `model` is not a name or a transformers model.
     """
     if isinstance(model, nn.Module):
-        return _policy_of_object(model, tokenizer, device, autocast, eos_ids, model_kwargs)
+        return _policy_of_object(_adapted(model, peft_config), tokenizer, device, autocast, eos_ids, model_kwargs)
     if not isinstance(model, (str, os.PathLike)):
         raise TypeError(f"load_policy: expected a name, a folder or a transformers model, got {type(model).__name__}.")
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoConfig, AutoTokenizer
 
     name = os.fspath(model)
     source, files = _locate(name)
+    is_gguf = bool(files)
     shared = {
         key: model_kwargs[key] for key in ("revision", "trust_remote_code", "token", "cache_dir") if key in model_kwargs
     }
     try:
-        config = AutoConfig.from_pretrained(source, **files, **shared)
+        config = AutoConfig.from_pretrained(_base_of_adapter(source) or source, **files, **shared)
     except (OSError, KeyError, ValueError) as error:
         raise ValueError(_unknown(name, error)) from error
     if config.is_encoder_decoder:
         raise ValueError(SEQ2SEQ.format(name=name, kind=config.model_type))
     try:
-        loaded: Any = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, **files, **model_kwargs)
+        loaded: Any = _load_model(source, dtype, files | model_kwargs)
         if tokenizer is None or isinstance(tokenizer, str):
             files = {} if tokenizer else files
             try:
@@ -81,18 +86,53 @@ def load_policy(
                 ) from error
     except (OSError, KeyError, ValueError) as error:
         raise ValueError(_unknown(name, error)) from error
-    if files and hasattr(loaded.config, "quantization_config"):
+    if is_gguf and hasattr(loaded.config, "quantization_config"):
         # The weights were dequantised on loading; the leftover setting would keep the model from being saved.
         del loaded.config.quantization_config
         loaded.hf_quantizer = None
         loaded.is_quantized = False
     if "device_map" not in model_kwargs:
         loaded.to(device if device is not None else default_device())
+    loaded = _adapted(loaded, peft_config)
     policy = Policy(loaded, tokenizer, name=name, eos_ids=eos_ids, autocast=autocast)
-    for config in (loaded.config, loaded.generation_config):
+    for config in (loaded.config, getattr(loaded, "generation_config", None)):
         if config is not None and getattr(config, "pad_token_id", None) is None:
             config.pad_token_id = policy.pad_id  # in step with the tokenizer; a deliberate value stays
     return policy
+
+
+def _base_of_adapter(source: str) -> str | None:
+    """Name of the base model if the source is a folder with a saved adapter, else None."""
+    file = Path(source) / "adapter_config.json"
+    return json.loads(file.read_text(encoding="utf-8"))["base_model_name_or_path"] if file.is_file() else None
+
+
+def _load_model(source: str, dtype: Any, kwargs: dict[str, Any]) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    try:
+        if _base_of_adapter(source) is not None:
+            from peft import AutoPeftModelForCausalLM
+
+            return AutoPeftModelForCausalLM.from_pretrained(source, is_trainable=True, dtype=dtype, **kwargs)
+        return AutoModelForCausalLM.from_pretrained(source, dtype=dtype, **kwargs)
+    except ImportError as error:
+        raise ImportError(
+            f"load_policy: loading {source!r} with these options needs a package that is not installed. Quantised "
+            "weights (quantization_config=BitsAndBytesConfig(...)) need bitsandbytes and, for most formats, a GPU; "
+            f"saved adapters need peft. It says: {error}"
+        ) from error
+
+
+def _adapted(model: Any, peft_config: Any) -> Any:
+    """The model with a fresh adapter, if a configuration for one is given."""
+    if peft_config is None:
+        return model
+    if hasattr(model, "peft_config"):
+        raise ValueError("load_policy: the model has an adapter already; leave peft_config out to train that one.")
+    from peft import get_peft_model
+
+    return get_peft_model(model, peft_config)
 
 
 def _policy_of_object(

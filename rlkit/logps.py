@@ -14,6 +14,7 @@ gets *measured* on first use against the model's own logits; a model that fits n
 
 import contextlib
 import logging
+import sys
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -36,10 +37,14 @@ EntropyMode = Literal["detached", "grad"]
 
 
 class TokenScores(NamedTuple):
-    """(B,T) log-probabilities and entropies in nats, float32 or better; 0 in masked slots."""
+    """(B,T) log-probabilities and entropies in nats, float32 or better; 0 in masked slots.
+
+    And, if asked for, the load-balancing loss of a mixture-of-experts model, a scalar.
+    """
 
     logp: Float[Tensor, "B T"]
     entropy: Float[Tensor, "B T"]
+    balance_loss: Float[Tensor, ""] | None = None
 
 
 class PackedRows(NamedTuple):
@@ -101,18 +106,26 @@ class TokenScorer(nn.Module):
         *,
         temperature: float,
         entropy: EntropyMode = "detached",
-    ) -> tuple[Float[Tensor, " N"], Float[Tensor, " N"]]:
-        """Log-probability and entropy of the N tokens at (rows, columns), given everything before each in its row."""
+        balance: bool = False,
+    ) -> tuple[Float[Tensor, " N"], Float[Tensor, " N"], Float[Tensor, ""] | None]:
+        """Log-probability and entropy of the N tokens at (rows, columns), given everything before each in its row.
+
+        With `balance` also the load-balancing loss of a mixture-of-experts model.
+        """
         targets = input_ids[rows, columns]
         if not self._head_known:
             self._head = find_head(self.model)
             self._head_known = True
         inputs = {"input_ids": input_ids, "attention_mask": attention_mask.long(), "use_cache": False}
+        if balance:
+            inputs["output_router_logits"] = True
         if self._head is None:
-            logits = self.model(**inputs).logits[rows, columns - 1]
-            return _logp_and_entropy(logits, targets, temperature, entropy)
-        hidden = decoder_of(self.model)(**inputs).last_hidden_state[rows, columns - 1]
-        return self._chunked(hidden, targets, temperature, entropy)
+            output = self.model(**inputs)
+            scores = _logp_and_entropy(output.logits[rows, columns - 1], targets, temperature, entropy)
+        else:
+            output = decoder_of(self.model)(**inputs)
+            scores = self._chunked(output.last_hidden_state[rows, columns - 1], targets, temperature, entropy)
+        return *scores, balance_loss(self.model, output, attention_mask) if balance else None
 
     def _chunked(
         self, hidden: Tensor, targets: Tensor, temperature: float, entropy: EntropyMode
@@ -149,7 +162,26 @@ def _logp_and_entropy(
     return logp, normaliser - expected
 
 
-def score_rollout(scorer: nn.Module, rollout: Rollout, *, entropy: EntropyMode = "detached") -> TokenScores:
+def balance_loss(model: nn.Module, output: Any, attention_mask: Bool[Tensor, "B S"]) -> Float[Tensor, ""]:
+    """Load-balancing loss of a mixture-of-experts model, from the model's own function and the router logits.
+
+    Raises:
+        ValueError: the model gives no router logits, or its module has no such function.
+    """
+    lm = causal_lm_of(model)
+    function = getattr(sys.modules[type(lm).__module__], "load_balancing_loss_func", None)
+    logits = getattr(output, "router_logits", None)
+    if function is None or not logits:
+        raise ValueError(
+            f"loss_step: {type(lm).__name__} has no router whose load could be balanced; router_aux_loss_coef is for "
+            "mixture-of-experts models such as Mixtral or Qwen-MoE. Leave it at 0."
+        )
+    return function(logits, lm.num_experts, lm.num_experts_per_tok, attention_mask.long())
+
+
+def score_rollout(
+    scorer: nn.Module, rollout: Rollout, *, entropy: EntropyMode = "detached", balance: bool = False
+) -> TokenScores:
     """Log-probabilities of a rollout's completion tokens at the rollout's temperature, through `scorer`'s forward."""
     device = next(scorer.parameters()).device
     mask = rollout.completion_mask.to(device)
@@ -158,17 +190,19 @@ def score_rollout(scorer: nn.Module, rollout: Rollout, *, entropy: EntropyMode =
     )
     rows, steps = mask.nonzero(as_tuple=True)
     columns = packed.prompt_length[rows] + steps
-    logp, values = scorer(
+    logp, values, balance_value = scorer(
         packed.input_ids,
         packed.attention_mask,
         rows,
         columns,
         temperature=rollout.sampling.temperature,
         entropy=entropy,
+        balance=balance,
     )
     # Scatter back: slots that do not count hold an exact 0 that no gradient touches.
     blank = logp.new_zeros(mask.shape)
-    return TokenScores(blank.index_put((rows, steps), logp), blank.index_put((rows, steps), values))
+    logp, values = blank.index_put((rows, steps), logp), blank.index_put((rows, steps), values)
+    return TokenScores(logp, values, balance_value)
 
 
 def compute_logps(policy: "Policy", rollout: Rollout, *, micro_batch_size: int | None = None) -> Float[Tensor, "B T"]:

@@ -11,16 +11,19 @@ import contextlib
 import copy
 import os
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
+from rlkit import collectives
 from rlkit.logps import (
     EntropyMode,
     TokenScorer,
     TokenScores,
     causal_lm_of,
+    decoder_of,
     evaluation_mode,
     score_rollout,
     vocabulary_size,
@@ -96,15 +99,18 @@ class Policy:
         """The parameters that an optimizer should get."""
         return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
 
-    def score_tokens(self, rollout: Rollout, *, entropy: EntropyMode = "detached") -> TokenScores:
+    def score_tokens(
+        self, rollout: Rollout, *, entropy: EntropyMode = "detached", balance: bool = False
+    ) -> TokenScores:
         """Log-probabilities and entropies of a rollout's tokens. All log-probabilities of rlkit come from here.
 
         Gradients flow if grad mode is on and parameters require them. The method sees whole rows with their group ids,
-        so that a group's prompt can one day be computed once for all its completions.
+        so that a group's prompt can one day be computed once for all its completions. `balance` asks a
+        mixture-of-experts model for its load-balancing loss as well.
         """
         scorer = self.scorer if torch.is_grad_enabled() else self.local_scorer
         with self.inference_settings():
-            return score_rollout(scorer, rollout, entropy=entropy)
+            return score_rollout(scorer, rollout, entropy=entropy, balance=balance)
 
     @contextlib.contextmanager
     def inference_settings(self) -> Iterator[None]:
@@ -122,15 +128,22 @@ class Policy:
             yield
 
     def reference(self) -> "Policy":
-        """A frozen copy of the policy as it is now, adapters included, on the same device.
+        """The policy as it is now, frozen: a copy, or with a PEFT adapter the same model (see `rlkit.reference`).
 
         KL from it is 0 at this moment, also for a pretrained adapter (known_faults B22).
+
+        Raises:
+            RuntimeError: the policy has been prepared for several processes already.
         """
         if self.strategy != "single":
             raise RuntimeError(
                 f"policy.reference: {self.name!r} is prepared as {self.strategy}. Take the reference before "
                 "world.prepare, as the notebooks do; if it is too large for one device, prepare it too."
             )
+        if hasattr(self.model, "peft_config"):
+            from rlkit.reference import adapter_reference
+
+            return adapter_reference(self)
         model = copy.deepcopy(self.model).requires_grad_(False)
         if hasattr(model, "gradient_checkpointing_disable"):
             model.gradient_checkpointing_disable()
@@ -141,7 +154,16 @@ class Policy:
         return frozen
 
     def save_pretrained(self, folder: str | os.PathLike[str], **kwargs: Any) -> None:
-        """Save model and tokenizer so that `load_policy(folder)` and transformers can load them."""
+        """Save model and tokenizer so that `load_policy(folder)` and transformers can load them.
+
+        Every process calls it: sharded weights are gathered, and the main process writes.
+        """
+        with self.without_gradient():
+            if collectives.rank() == 0:
+                self._write_pretrained(folder, **kwargs)
+        collectives.barrier()
+
+    def _write_pretrained(self, folder: str | os.PathLike[str], **kwargs: Any) -> None:
         config = getattr(causal_lm_of(self.model), "generation_config", None)
         own = getattr(config, "eos_token_id", None)
         if config is not None:
@@ -153,10 +175,39 @@ class Policy:
                 config.eos_token_id = own
         self.tokenizer.save_pretrained(folder)
 
-    def push_to_hub(self, repo_id: str, **kwargs: Any) -> None:
-        """Upload model and tokenizer to the hub; keyword arguments as in transformers (private, token, revision)."""
-        self.model.push_to_hub(repo_id, **kwargs)
-        self.tokenizer.push_to_hub(repo_id, **kwargs)
+    def push_to_hub(
+        self, repo_id: str, *, method: str = "rlkit", run: Any = None, private: bool | None = None, **kwargs: Any
+    ) -> None:
+        """Upload model, tokenizer and a model card to the hub.
+
+        Args:
+            repo_id: name of the repository, made if needed.
+            method: for the card: "RLOO", "A*-PO", or your own.
+            run: the `Run`, whose settings and versions go into the card.
+            private: of a repository that is made.
+            **kwargs: for `HfApi.upload_folder` (commit_message, revision, token ...).
+        """
+        import tempfile
+
+        from huggingface_hub import HfApi
+
+        from rlkit.card import model_card
+
+        with tempfile.TemporaryDirectory() as folder:
+            self.save_pretrained(folder)
+            if collectives.rank() == 0:
+                card = model_card(self, method=method, run=run)
+                Path(folder, "README.md").write_text(card, encoding="utf-8")
+                api = HfApi(token=kwargs.pop("token", None))
+                api.create_repo(repo_id, private=private, exist_ok=True)
+                api.upload_folder(repo_id=repo_id, folder_path=folder, **kwargs)
+
+    def compile(self, **kwargs: Any) -> None:
+        """Compile the model below its head with `torch.compile`, in place; keyword arguments are torch's.
+
+        Off by default: the first passes take minutes, and it pays only for long runs on a GPU.
+        """
+        decoder_of(self.model).compile(**({"dynamic": True} | kwargs))
 
     def __repr__(self) -> str:
         count = sum(parameter.numel() for parameter in self.model.parameters())

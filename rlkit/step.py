@@ -16,7 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from rlkit import collectives
-from rlkit.logps import evaluation_mode
+from rlkit.logps import EntropyMode, evaluation_mode
 from rlkit.losses import RLOO, LossFunction, LossInputs
 from rlkit.rollout import Rollout, Update
 from rlkit.strategies import gradient_sync, verify_gradients
@@ -51,6 +51,7 @@ def loss_step(
     max_grad_norm: float | None = 1.0,
     scheduler: LRScheduler | None = None,
     mask_truncated: bool = False,
+    router_aux_loss_coef: float = 0.0,
 ) -> Update:
     """Take one optimizer step on the policy.
 
@@ -69,6 +70,8 @@ def loss_step(
         scheduler: stepped once after the optimizer.
         mask_truncated: leave completions that the length limit cut off out of the loss (their rewards still count in
             the baseline of their group).
+        router_aux_loss_coef: weight of the load-balancing loss of a mixture-of-experts model, >= 0. The balance is that
+            of one pass, weighted by its rows: unlike everything else it depends on the split into micro-batches.
 
     Returns:
         An `Update`. If nothing could be learned (`skipped` says why) the policy, optimizer and scheduler are unchanged.
@@ -79,6 +82,8 @@ def loss_step(
     """
     loss = RLOO() if loss is None else loss
     _check(policy, rollout, advantages, loss, ref_logps, old_logps, micro_batch_size, max_grad_norm)
+    if not router_aux_loss_coef >= 0:
+        raise ValueError(f"loss_step: router_aux_loss_coef must be at least 0, got {router_aux_loss_coef}.")
     device = policy.device
     advantages = advantages.detach().to(device, torch.promote_types(advantages.dtype, torch.float32))
     mask = rollout.completion_mask.to(device) & ~advantages.isnan()[:, None]
@@ -117,6 +122,7 @@ def loss_step(
                         totals,
                         _part(ref_logps, part),
                         _part(old_logps, part),
+                        router_aux_loss_coef,
                     )
                 )
     metrics = _merge(pieces, totals)
@@ -187,9 +193,11 @@ def _backward(
     totals: _Totals,
     ref_logps: Tensor | None,
     old_logps: Tensor | None,
+    balance: float,
 ) -> _Piece:
     """Forward and backward of one micro-batch; the gradient adds up in the parameters."""
-    scores = policy.score_tokens(rollout, entropy="grad" if getattr(loss, "needs_entropy_grad", False) else "detached")
+    entropy: EntropyMode = "grad" if getattr(loss, "needs_entropy_grad", False) else "detached"
+    scores = policy.score_tokens(rollout, entropy=entropy, balance=balance > 0)
     device = scores.logp.device
     sampler_logp = torch.where(mask, rollout.sampler_logp.to(device), 0.0)
     inputs = LossInputs(
@@ -207,6 +215,10 @@ def _backward(
             "loss_step: the loss does not depend on the policy's parameters. Expected at least one trainable parameter "
             "and a loss that uses x.logp; a reference (policy.reference()) is frozen and cannot be trained."
         )
+    aux = 0.0
+    if scores.balance_loss is not None:
+        weighted = scores.balance_loss * (float(mask.any(-1).sum()) / totals.rows)
+        aux, share = float(weighted.detach()), share + balance * weighted
     # Wrappers for several processes average the gradient over them; the mean is over the rows of all.
     (share * collectives.size()).backward()
     with torch.no_grad():
@@ -214,6 +226,8 @@ def _backward(
         gap = (inputs.logp.detach() - sampler_logp).abs()
         sums |= {"loss": float(share.detach()), TOKENS + "entropy": float(inputs.entropy.sum())}
         sums[TOKENS + "sampler_gap/mean"] = float(gap.sum())
+        if balance > 0:
+            sums["aux_loss"] = aux
         top["sampler_gap/max"] = float(gap.max()) if gap.numel() else 0.0
     return _Piece(sums["loss"], scores.logp.detach(), scores.entropy.detach(), sums, top)
 

@@ -111,6 +111,8 @@ class World:
                 f"world.prepare: {policy.name!r} has no trainable parameter; a reference is frozen. "
                 "Pass the policy of rl.load_policy, or leave the optimizer out."
             )
+        if policy.strategy == "shared":  # a reference on the policy's own weights goes where they go
+            return policy
         if policy.strategy != "single":
             raise ValueError(f"world.prepare: {policy.name!r} is prepared already, as {policy.strategy}.")
         self._agree(policy, chosen)

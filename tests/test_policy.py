@@ -1,6 +1,7 @@
 import copy
 import logging
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -303,13 +304,25 @@ def test_save_passes_its_arguments_on(tmp_path):
     assert len(list(tmp_path.glob("*.safetensors"))) > 1
 
 
-def test_push_to_hub_passes_its_arguments_on(monkeypatch):
+def test_push_to_hub_uploads_model_tokenizer_and_card(monkeypatch):
+    """No network: the two calls of the hub's client are looked at, with the folder as it would go up."""
+    from huggingface_hub import HfApi
+
     policy, calls = tiny_policy(), []
-    for kind in (type(policy.model), type(policy.tokenizer)):
-        monkeypatch.setattr(kind, "push_to_hub", lambda self, *args, **kwargs: calls.append((self, args, kwargs)))
-    policy.push_to_hub("me/mine", private=True, token="secret", revision="dev")
-    arguments = (("me/mine",), {"private": True, "token": "secret", "revision": "dev"})
-    assert calls == [(policy.model, *arguments), (policy.tokenizer, *arguments)]
+    monkeypatch.setattr(HfApi, "create_repo", lambda self, *args, **kwargs: calls.append((self.token, args, kwargs)))
+
+    def upload(self, *, repo_id, folder_path, **kwargs):
+        names = {path.name for path in Path(folder_path).iterdir()}
+        assert {"model.safetensors", "config.json", "tokenizer.json", "README.md"} <= names
+        assert "trained with RLOO" in Path(folder_path, "README.md").read_text()
+        calls.append((self.token, repo_id, kwargs))
+
+    monkeypatch.setattr(HfApi, "upload_folder", upload)
+    policy.push_to_hub("me/mine", method="RLOO", private=True, token="secret", revision="dev")
+    assert calls == [
+        ("secret", ("me/mine",), {"private": True, "exist_ok": True}),
+        ("secret", "me/mine", {"revision": "dev"}),
+    ]
 
 
 # The reference
