@@ -1,9 +1,9 @@
 """References: what a policy is measured against, and how a reference follows it.
 
 Without an adapter a reference is a frozen copy. With a PEFT adapter no second model is needed. A *fresh* adapter
-changes nothing yet, so the reference is the same model with the adapter off. A *pretrained* adapter is part of where the
-run starts, so the reference is the same model with a frozen copy of that adapter: taking it off would measure KL from
-another model, and it would not be 0 at step 0 (known_faults B22). Which of the two it is gets measured.
+changes nothing yet, so the reference is the same model with the adapter off. A *pretrained* adapter is part of where
+the run starts, so the reference is the same model with a frozen copy of that adapter: taking it off would measure KL
+from another model, and it would not be 0 at step 0 (known_faults B22). Which of the two it is gets measured.
 """
 
 import contextlib

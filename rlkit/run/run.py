@@ -11,6 +11,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,8 +19,7 @@ import torch
 from torch import Tensor
 
 from rlkit import collectives
-from rlkit.advantages import compute_kl
-from rlkit.metrics import advantage_metrics, for_json, kl_row_metrics, length_metrics, reward_metrics
+from rlkit.metrics import for_json
 from rlkit.rollout import Rollout, Scores, Update
 from rlkit.run import checkpoint
 from rlkit.run.folder import (
@@ -32,6 +32,8 @@ from rlkit.run.folder import (
     versions,
     write_json,
 )
+from rlkit.run.measure import Counters, format_line, measure
+from rlkit.run.plot import plot_metrics
 from rlkit.run.stopping import StopFlag
 
 if TYPE_CHECKING:
@@ -39,8 +41,6 @@ if TYPE_CHECKING:
 
     from rlkit.policy import Policy
     from rlkit.step import LRScheduler
-
-LINE = ("reward", "kl", "clip_ratio/region_mean", "entropy", "completions/mean_length", "loss", "grad_norm")
 
 
 class Run:
@@ -67,8 +67,7 @@ class Run:
         self.max_steps: int | None = None
         self.stopped: str | None = None
         self._flag = StopFlag(self._say)
-        self._tokens = 0
-        self._reward_calls = 0
+        self._counters = Counters()
         self._every: int | None = None
         self._bar: Any = None
         self._started = 0.0
@@ -138,8 +137,8 @@ class Run:
         counters = {
             "step": self.step,
             "logged_step": self._logged_step,
-            "tokens": self._tokens,
-            "reward_calls": self._reward_calls,
+            "tokens": self._counters.tokens,
+            "reward_calls": self._counters.reward_calls,
             "prompts": self._prompts.state_dict() if self._prompts is not None else None,
         }
         score = self._last.get(tracked.best) if tracked.best else None
@@ -176,7 +175,7 @@ class Run:
             self._open(self._wanted)
         counters = checkpoint.load(found, tracked)
         self.step, self._logged_step = counters["step"], counters["logged_step"]
-        self._tokens, self._reward_calls = counters["tokens"], counters["reward_calls"]
+        self._counters = Counters(counters["tokens"], counters["reward_calls"])
         if self._prompts is not None and counters["prompts"] is not None:
             self._prompts.load_state_dict(counters["prompts"])
         if collectives.rank() == 0:
@@ -336,43 +335,18 @@ class Run:
             raise ValueError(
                 f"run.log: step {step} comes after step {self._logged_step} was logged; log each step once."
             )
-        if ref_logps is not None and rollout is None:
-            raise ValueError("run.log: ref_logps needs the rollout that they belong to.")
-        metrics: dict[str, float] = {}
-        tokens, calls = self._tokens, self._reward_calls  # counted only once everything is known to be right
-        if rollout is not None:
-            rows = {"prompt": rollout.prompt_mask.sum(-1), "lengths": rollout.lengths, "truncated": rollout.truncated}
-            if ref_logps is not None:
-                rows["kl"] = compute_kl(rollout, ref_logps.to(rollout.sampler_logp.device))
-            rows = collectives.gather_rows(rows)
-            tokens += int(rows["prompt"].sum()) + int(rows["lengths"].sum())
-            metrics |= {"num_tokens": float(tokens)} | length_metrics(rows["lengths"], rows["truncated"])
-            if ref_logps is not None:
-                metrics |= kl_row_metrics(rows["kl"], rows["lengths"])
-        if scores is not None:
-            scores = Scores.join(collectives.gather(scores.cpu())) if collectives.is_many() else scores
-            calls += len(scores)
-            metrics |= {"reward_calls": float(calls)} | dict(scores.metrics)
-            metrics |= reward_metrics(scores.reward, scores.parts, scores.names, scores.group_id)
-        if advantages is not None:
-            metrics |= advantage_metrics(collectives.gather_rows({"advantages": advantages})["advantages"])
-        if update is not None:
-            metrics |= dict(update.metrics)
-        for name, value in extra.items():
-            if name in metrics:
-                raise ValueError(f"run.log: {name!r} is measured already; choose another name for the extra number.")
-            metrics[name] = _mean_of(name, value)
+        metrics, counters = measure(self._counters, rollout, scores, advantages, update, ref_logps, extra)
         line = {"step": step, **for_json(metrics)}
         self._append("metrics.jsonl", line)
         self._last = line
-        self._logged_step, self._tokens, self._reward_calls = step, tokens, calls
+        self._logged_step, self._counters = step, counters
         if self._every is not None and collectives.rank() == 0 and step % self._every == 0:
             self._say(format_line(line))
         return line
 
     def count_reward_calls(self, calls: int) -> None:
         """Add completions that were scored outside the loop (stage 1 of A*-PO), so that methods compare fairly."""
-        self._reward_calls += calls
+        self._counters = replace(self._counters, reward_calls=self._counters.reward_calls + calls)
 
     def _say(self, text: str) -> None:
         if self._bar is None:
@@ -389,48 +363,7 @@ class Run:
 
     def plot(self, *names: str) -> Any:
         """A plotly figure of metrics over the steps; the reward by default."""
-        import plotly.graph_objects as go
-
-        from rlkit.metrics import describe
-
-        frame = self.metrics
-        figure = go.Figure()
-        for name in names or ("reward",):
-            if name not in frame:
-                raise KeyError(f"run.plot: no metric {name!r} was logged; there are {sorted(frame.columns)}.")
-            figure.add_scatter(x=frame["step"], y=frame[name], name=name, mode="lines")
-        title = ", ".join(names or ("reward",))
-        with contextlib.suppress(KeyError):
-            if len(names) <= 1:
-                title = describe(title).sentence
-        return figure.update_layout(title=title, xaxis_title="step", height=360, margin={"t": 48, "b": 40})
+        return plot_metrics(self.metrics, names or ("reward",))
 
     def __repr__(self) -> str:
         return f"Run({str(self.path)!r}, {self.step} steps done, {self.stopped or 'open'})"
-
-
-def format_line(line: Mapping[str, Any]) -> str:
-    """One step as a line of text: the numbers that say how it goes.
-
-    Example:
-        >>> format_line({"step": 3, "reward": 0.5, "kl": None})
-        'step 3 | reward 0.500 | kl -'
-    """
-    parts = [f"step {line['step']}"]
-    for name in LINE:
-        if name in line:
-            value = line[name]
-            short = name.removeprefix("completions/").removesuffix("/region_mean")
-            parts.append(f"{short} -" if value is None else f"{short} {value:.3f}")
-    return " | ".join(parts)
-
-
-def _mean_of(name: str, value: Any) -> float:
-    """The number to log for an extra value; a tensor is one value per row, of this process's rows."""
-    if isinstance(value, Tensor):
-        known = collectives.gather_rows({name: value.detach().float().reshape(-1)})[name]
-        known = known[~known.isnan()]
-        return float(known.mean()) if known.numel() else float("nan")
-    if isinstance(value, (int, float)) or torch.is_tensor(value):
-        return float(value)
-    raise TypeError(f"run.log: {name!r} must be a number or a tensor, got {type(value).__name__}.")

@@ -1,9 +1,8 @@
 """Offline tasks: a train split, a test split, and the reward functions that judge an answer.
 
 `load(name, **options)` gives a `Task`. Nothing is fetched from a hub, so every lesson and test runs without a network.
-A new task is one
-module with a `load(**options) -> Task`, plus one line in `TASKS`. `datasets` is imported when a task is loaded, not
-when rlkit is.
+A new task is one module with a `load(**options) -> Task`, plus one line in `TASKS`. `datasets` is imported when a task
+is loaded, not when rlkit is.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """Sums of two two-digit numbers: `12+34=` -> `46`.
 
 Small enough to look at every prompt, hard enough that the shipped starting model (`tiny-add`) gets well under half of
-the samples right and
-visibly learns within a minute or two on a CPU. `12+34` and `34+12` always fall in the same split: otherwise a model
-could score on a held-out
-sum by having seen its mirror image. Numbers start at 10, so each prompt of the plain form has the same length.
+the samples right and visibly learns within a minute or two on a CPU. `12+34` and `34+12` always fall in the same split:
+otherwise a model could score on a held-out sum by having seen its mirror image. Numbers start at 10, so each prompt of
+the plain form has the same length.
 """
 
 from __future__ import annotations
@@ -14,12 +13,11 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from rlkit.record import Prompt, text_of
 from rlkit.tasks import Task
 
 LOW, HIGH = 10, 99  # both included
 TEST_PAIRS = 320  # unordered pairs held out: about 635 rows, for each pair a != b gives two
-
-Completion = str | Sequence[dict[str, Any]]
 
 
 def load(*, conversational: bool = False, seed: int = 0) -> Task:
@@ -50,24 +48,24 @@ def load(*, conversational: bool = False, seed: int = 0) -> Task:
     return Task("addition", train=train, test=test, rewards=(correct_number if conversational else correct,))
 
 
-def correct(completions: Sequence[Completion], answer: Sequence[str], **kwargs: Any) -> list[float]:
+def correct(completions: Sequence[Prompt], answer: Sequence[str], **kwargs: Any) -> list[float]:
     """1 where the completion is the answer and nothing else (surrounding white space aside), else 0.
 
     Example:
         >>> correct(["46", "46 ", "046", "46."], answer=["46"] * 4)
         [1.0, 1.0, 0.0, 0.0]
     """
-    return [float(_text(c).strip() == a) for c, a in zip(completions, answer, strict=True)]
+    return [float(_answer(c).strip() == a) for c, a in zip(completions, answer, strict=True)]
 
 
-def correct_number(completions: Sequence[Completion], answer: Sequence[str], **kwargs: Any) -> list[float]:
+def correct_number(completions: Sequence[Prompt], answer: Sequence[str], **kwargs: Any) -> list[float]:
     """1 where the last integer of the completion is the answer, else 0: chat models like to wrap the number in words.
 
     Example:
         >>> correct_number(["12 + 34 = **46**.", "46, not 45", "forty-six"], answer=["46"] * 3)
         [1.0, 0.0, 0.0]
     """
-    numbers = [re.findall(r"\d+", _text(c), flags=re.ASCII) for c in completions]
+    numbers = [re.findall(r"\d+", _answer(c), flags=re.ASCII) for c in completions]
     return [float(bool(found) and int(found[-1]) == int(a)) for found, a in zip(numbers, answer, strict=True)]
 
 
@@ -77,11 +75,6 @@ def _prompt(a: int, b: int, conversational: bool) -> str | list[dict[str, str]]:
     return f"{a}+{b}="
 
 
-def _text(completion: Completion) -> str:
-    """The text to judge: the completion itself, or the content of its last message (text, a list of parts, or None)."""
-    if isinstance(completion, str):
-        return completion
-    content = completion[-1]["content"] if completion else ""
-    if isinstance(content, list):
-        return "".join(part.get("text", "") for part in content)
-    return content or ""
+def _answer(completion: Prompt) -> str:
+    """The text to judge: the completion itself, or the content of its last message."""
+    return text_of(completion if isinstance(completion, str) else completion[-1:])
