@@ -212,7 +212,9 @@ def test_a_saved_notebook_shows_a_picture_of_the_curves(tmp_path):
     run = rl.Run(tmp_path / "r")
     for step, value in enumerate([0.25, None, 0.75]):
         run.log(step, reward=float("nan") if value is None else value)
-    bundle = run.plot("reward")._repr_mimebundle_()
+    figure = run.plot("reward")
+    bundle = figure._repr_mimebundle_()
+    assert bundle["application/vnd.plotly.v1+json"]["data"][0]["name"] == "reward" and "reward" in bundle["text/plain"]
     svg = bundle["image/svg+xml"]
     path = svg.split(chr(60) + "path d=")[1].split(" fill")[0]
     assert path.count("M") == 2  # a gap where nothing was measured

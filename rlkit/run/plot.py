@@ -6,6 +6,7 @@ B66), so the figure carries an SVG of the same curves beside its data.
 
 import contextlib
 import html
+import json
 import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")  # Okabe and Ito: safe for colour blindness
+PLOTLY = "application/vnd.plotly.v1+json"
 WIDTH, HEIGHT, LEFT, TOP, BOTTOM = 700, 320, 60, 36, 40
 
 
@@ -28,11 +30,15 @@ def plot_metrics(frame: "pd.DataFrame", names: Sequence[str]) -> Any:
     import plotly.graph_objects as go
 
     class Curves(go.Figure):
-        """A figure that shows itself as an SVG as well."""
+        """A figure that shows itself in plotly's form, as an SVG, and as text; the front end takes what it can draw."""
+
+        _ipython_display_ = None  # plotly's own sends nothing but its own form
 
         def _repr_mimebundle_(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-            bundle = super()._repr_mimebundle_(*args, **kwargs) or {}
-            return dict(bundle) | {"image/svg+xml": svg}
+            return {PLOTLY: json.loads(self.to_json()), "image/svg+xml": svg, "text/plain": f"<curves: {title}>"}
+
+        def _repr_html_(self) -> str:
+            return svg  # plotly's own fetches its library from the network
 
     for name in names:
         if name not in frame:
