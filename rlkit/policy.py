@@ -49,7 +49,7 @@ class Policy:
         version: number of optimizer steps taken; a rollout remembers the version that made it.
         autocast: dtype of mixed precision in every pass (sampling, policy, reference), or None.
         engine: how `sample` draws completions from this policy; None means the transformers engine.
-        strategy: how the weights lie on the processes: "single", "ddp" or "fsdp2" (`world.prepare`).
+        strategy: how the weights lie on the processes: "single", "ddp", "fsdp2" or "zero3" (`world.prepare`).
         local_scorer, scorer: the model as a function from tokens to log-probabilities, as it is in this process, and
             inside the wrapper that exchanges gradients.
     """
@@ -210,8 +210,9 @@ class Policy:
         decoder_of(self.model).compile(**({"dynamic": True} | kwargs))
 
     def __repr__(self) -> str:
-        count = sum(parameter.numel() for parameter in self.model.parameters())
-        trainable = sum(parameter.numel() for parameter in self.trainable_parameters())
+        # ZeRO-3 leaves empty tensors in place of shards; ds_numel is the number of elements of the whole.
+        sizes = [(getattr(p, "ds_numel", p.numel()), p.requires_grad) for p in self.model.parameters()]
+        count, trainable = sum(n for n, _ in sizes), sum(n for n, learns in sizes if learns)
         return (
             f"Policy({self.name!r}, {type(self.model).__name__}, {count:,} parameters, {trainable:,} trainable, "
             f"{next(self.model.parameters()).dtype}, {self.device}, ends on {self.eos_ids}, version {self.version})"

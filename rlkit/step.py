@@ -20,7 +20,7 @@ from rlkit.logps import EntropyMode, evaluation_mode
 from rlkit.losses import RLOO, LossFunction, LossInputs
 from rlkit.rollout import Rollout, Update
 from rlkit.step_checks import check_inputs, check_tools
-from rlkit.strategies import gradient_sync, verify_gradients
+from rlkit.strategies import Updater, updater_of, verify_gradients
 
 if TYPE_CHECKING:
     from rlkit.policy import Policy
@@ -102,7 +102,8 @@ def loss_step(
 
     totals = _Totals.count(mask, advantages)
     reason = _nothing_to_learn(totals, loss)
-    _drop_gradients(policy)
+    updater = updater_of(policy, optimizer)
+    updater.zero_grad()
     if reason is not None:
         logger.warning("loss_step: update skipped, %s.", reason)
         with policy.without_gradient():
@@ -117,13 +118,14 @@ def loss_step(
     with evaluation_mode(policy.model):
         for number in range(passes):
             part = slice(number * size, (number + 1) * size)
-            with gradient_sync(policy.scorer, last=number == passes - 1):
+            with updater.micro_batch(last=number == passes - 1):
                 if part.start >= len(rollout):  # other processes have more to do
-                    _pass_of_weight_zero(policy, rollout)
+                    updater.backward(_loss_of_weight_zero(policy, rollout))
                     continue
                 pieces.append(
                     _backward(
                         policy,
+                        updater,
                         rollout.select(part),
                         advantages[part],
                         mask[part],
@@ -137,14 +139,14 @@ def loss_step(
     metrics = _merge(pieces, totals)
     value = metrics["loss"]
     if not math.isfinite(value):
-        _drop_gradients(policy)
+        updater.zero_grad()
         raise FloatingPointError(
             f"loss_step: the loss is {value}; the policy is unchanged. Look for NaN in advantages and ref_logps, for "
             "exploding log-ratios (clip_ratio, kl) and for a learning rate that is too high."
         )
     if policy.version == 0 and policy.strategy == "ddp":
         verify_gradients(policy.trainable_parameters(), collectives.gather)
-    grad_norm = _grad_norm(optimizer, max_grad_norm)
+    grad_norm = updater.clip(math.inf if max_grad_norm is None else max_grad_norm)
     metrics["grad_norm"] = grad_norm
     metrics["learning_rate"] = float(optimizer.param_groups[0]["lr"])
     metrics["frac_masked"] = totals.frac_masked
@@ -153,12 +155,12 @@ def loss_step(
     entropy = torch.cat([p.entropy for p in pieces]) if pieces else blank
     if not math.isfinite(grad_norm):
         reason = f"the gradient norm is {grad_norm}"
-        _drop_gradients(policy)
+        updater.zero_grad()
         logger.warning("loss_step: update skipped, %s.", reason)
         metrics["skipped"] = 1.0
         return Update(math.nan, metrics, logp, entropy, mask, skipped=reason)
-    optimizer.step()
-    _drop_gradients(policy)
+    updater.step()
+    updater.zero_grad()
     if scheduler is not None:
         scheduler.step()
     policy.version += 1
@@ -195,6 +197,7 @@ class _Piece:
 
 def _backward(
     policy: "Policy",
+    updater: Updater,
     rollout: Rollout,
     advantages: Tensor,
     mask: Tensor,
@@ -229,7 +232,7 @@ def _backward(
         weighted = scores.balance_loss * (float(mask.any(-1).sum()) / totals.rows)
         aux, share = float(weighted.detach()), share + balance * weighted
     # Wrappers for several processes average the gradient over them; the mean is over the rows of all.
-    (share * collectives.size()).backward()
+    updater.backward(share * collectives.size())
     with torch.no_grad():
         sums, top = _measure(loss.row_metrics(inputs) if hasattr(loss, "row_metrics") else {}, mask.any(-1))
         gap = (inputs.old_logp - sampler_logp).abs()  # of the policy that sampled: later updates move on from it
@@ -268,15 +271,15 @@ def _share_of_mean(values: Any, x: LossInputs, totals: _Totals, loss: Any) -> Te
     )
 
 
-def _pass_of_weight_zero(policy: "Policy", rollout: Rollout) -> None:
-    """A forward and backward pass that adds nothing, so that every process takes part in every exchange."""
+def _loss_of_weight_zero(policy: "Policy", rollout: Rollout) -> Tensor:
+    """For a pass that adds nothing, so that every process takes part in every exchange."""
     if len(rollout):
         row = rollout.select([0])
     else:
         end = torch.tensor([[policy.eos_ids[0]]])
         yes, zero = torch.ones(1, 1, dtype=torch.bool), torch.zeros(1, dtype=torch.int64)
         row = Rollout(end, yes, end, yes, torch.zeros(1, 1), zero, zero, yes[0], ("",), ("",))
-    (policy.score_tokens(row).logp.sum() * 0.0).backward()
+    return policy.score_tokens(row).logp.sum() * 0.0
 
 
 def _merge(pieces: list[_Piece], totals: _Totals) -> dict[str, float]:
@@ -294,21 +297,6 @@ def _merge(pieces: list[_Piece], totals: _Totals) -> dict[str, float]:
         kind = next((kind for kind in divisor if name.startswith(kind)), "")
         metrics[name.removeprefix(kind)] = value / divisor.get(kind, 1)
     return metrics | {name: -value if name.endswith("_min") else value for name, value in tops.items()}
-
-
-def _drop_gradients(policy: "Policy") -> None:
-    """No gradient is left in any parameter, also not in those that the optimizer does not train."""
-    for parameter in policy.model.parameters():
-        parameter.grad = None
-
-
-def _grad_norm(optimizer: torch.optim.Optimizer, max_grad_norm: float | None) -> float:
-    """Total norm of the gradient of what the optimizer trains, before clipping; clips in place."""
-    trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    limit = math.inf if max_grad_norm is None else max_grad_norm
-    norm = torch.nn.utils.clip_grad_norm_(trained, limit)
-    # Sharded gradients give a sharded norm, whose local value would depend on the number of processes.
-    return float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
 
 
 def _part(values: Tensor | None, rows: slice) -> Tensor | None:

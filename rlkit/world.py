@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from torch.nn import Parameter
 
 OptimizerT = TypeVar("OptimizerT", bound=torch.optim.Optimizer)
-Strategy = Literal["auto", "single", "ddp", "fsdp2"]
+Strategy = Literal["auto", "single", "ddp", "fsdp2", "zero3"]
 Precision = Literal["fp32", "bf16"]
 STRATEGY_VARIABLE = "RLKIT_STRATEGY"
 
@@ -83,8 +83,8 @@ class World:
                 `lambda params: torch.optim.AdamW(params, lr=1e-5)`. It is called after the weights have been moved or
                 sharded.
             strategy: "auto" takes the environment variable RLKIT_STRATEGY, else "ddp" on several processes and "single"
-                on one. "fsdp2" shards weights, gradients and optimizer state. On one process every strategy is
-                "single".
+                on one. "fsdp2" shards weights, gradients and optimizer state; "zero3" does so with DeepSpeed (extra).
+                On one process every strategy is "single".
             precision: "bf16" runs every pass under bfloat16 autocast on float32 weights; "fp32" does not; None leaves
                 the policy's own setting.
 
@@ -94,6 +94,7 @@ class World:
         Raises:
             ValueError: unknown strategy or precision, no trainable parameter, "single" on several processes.
             TypeError: an optimizer instead of a function that makes one.
+            ImportError: "zero3" without DeepSpeed.
             RuntimeError: the processes were given different policies or settings.
         """
         chosen = self._strategy(strategy)
@@ -120,6 +121,12 @@ class World:
             wrap_ddp(policy)
         elif chosen == "fsdp2":
             wrap_fsdp2(policy)
+        elif chosen == "zero3":
+            from rlkit.zero3 import wrap_zero3  # only here: DeepSpeed is an extra
+
+            built: Any = wrap_zero3(policy, optimizer)
+            policy.strategy = chosen
+            return policy if optimizer is None else (policy, built)
         policy.strategy = chosen
         return policy if optimizer is None else (policy, optimizer(policy.trainable_parameters()))
 
