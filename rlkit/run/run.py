@@ -223,6 +223,8 @@ class Run:
         if self.step >= max_steps:
             print(f"rlkit: all {max_steps} steps are done; raise max_steps, or make a new Run, for more")
         self.max_steps, self.stopped, self._flag.reason = max_steps, None, None
+        if collectives.is_many():
+            _ = self.path  # chosen together: an error in the loop closes this generator on one process only
         stream = iter(prompts)
         with self._flag.listening(), self._progress_bar(max_steps, progress):
             while self.step < max_steps and self.stopped is None:
