@@ -106,10 +106,12 @@ def loss_step(
     updater.zero_grad()
     if reason is not None:
         logger.warning("loss_step: update skipped, %s.", reason)
-        with policy.without_gradient():
-            scores = policy.score_tokens(rollout)
+        logp = entropy = torch.zeros(mask.shape, device=device)
+        with policy.without_gradient():  # an exchange: also for a process without rows
+            if len(rollout):
+                logp, entropy, *_ = policy.score_tokens(rollout)
         metrics = {"frac_masked": totals.frac_masked, "skipped": 1.0}
-        return Update(math.nan, metrics, scores.logp, scores.entropy, mask, skipped=reason)
+        return Update(math.nan, metrics, logp, entropy, mask, skipped=reason)
 
     size = micro_batch_size or max(1, len(rollout))
     passes = int(collectives.maxima({"passes": float(math.ceil(len(rollout) / size))})["passes"])

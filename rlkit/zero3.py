@@ -18,6 +18,7 @@ DeepSpeed gathers a module's weights by hooks when it runs. What that asks for h
 
 import contextlib
 import logging
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -67,7 +68,8 @@ def wrap_zero3(
         )
     broadcast_weights(policy.model)
     scorer = policy.local_scorer
-    scorer.look_for_head()  # it runs the model, so it must come before the weights are shards
+    with torch.no_grad(), policy.inference_settings():  # with dropout off
+        scorer.look_for_head()  # it runs the model, so it must come before the weights are shards
     base = None if optimizer is None else optimizer(policy.trainable_parameters())
     engine, *_ = deepspeed.initialize(model=_Root(scorer), optimizer=base, config=_config(policy.model))
     scorer.zero3 = ZeRO3(engine, scorer)
@@ -85,6 +87,8 @@ def _import_deepspeed(device: torch.device) -> Any:
             "DS_ACCELERATOR=cpu pip install --no-build-isolation deepspeed. Or use 'fsdp2', which needs nothing."
         ) from error
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
+    for name in ("all_gather_into_tensor", "reduce_scatter_tensor"):  # torch 2.13 renamed them, DeepSpeed calls them
+        warnings.filterwarnings("ignore", message=f"`torch.distributed.{name}` is deprecated", category=FutureWarning)
     if device.type == "cpu":
         # An all-reduce of its own for CPUs, compiled on first use: over a minute, and a compiler that was killed leaves
         # a lock on which every later run waits for ever. gloo does without.
