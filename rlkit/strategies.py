@@ -133,14 +133,15 @@ def fsdp_modules(scorer: nn.Module) -> list[Any]:
 
 
 @contextlib.contextmanager
-def gathered(scorer: nn.Module) -> Iterator[None]:
+def gathered(scorer: nn.Module, *, write: bool = False) -> Iterator[None]:
     """Inside, sharded weights are whole on every process, and forward passes exchange nothing.
 
-    Needs the memory of the whole model for as long as it lasts (docs/scaling.md).
+    Needs the memory of the whole model for as long as it lasts (docs/scaling.md). Changes are kept under FSDP2 never,
+    under ZeRO-3 with `write`.
     """
     zero3: Any = getattr(scorer, "zero3", None)
     if zero3 is not None:
-        with zero3.gathered():
+        with zero3.gathered(write=write):
             yield
         return
     modules = fsdp_modules(scorer) if dist.is_available() and dist.is_initialized() else []

@@ -134,13 +134,17 @@ class ZeRO3:
         self._inside = 0
 
     @contextlib.contextmanager
-    def gathered(self) -> Iterator[None]:
-        """Inside, every process has the whole weights and forward passes exchange nothing. May be nested."""
+    def gathered(self, *, write: bool = False) -> Iterator[None]:
+        """Inside, every process has the whole weights and forward passes exchange nothing. May be nested.
+
+        With `write`, what the main process has changed in frozen weights stays; of trained weights the optimizer has
+        its own copy.
+        """
         if self._inside:
             yield
             return
         self._shards.partition_all_parameters()  # also what an error in the middle of a pass has left gathered
-        with self._hooks.off(), self._gather(self._parameters):
+        with self._hooks.off(), self._gather(self._parameters, modifier_rank=0 if write else None):
             self._inside += 1
             try:
                 yield
