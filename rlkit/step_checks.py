@@ -23,7 +23,8 @@ def check_tools(policy: "Policy", optimizer: torch.optim.Optimizer, scheduler: A
             f"loss_step: {policy.name!r} has no trainable parameter; a reference (policy.reference()) is frozen and "
             "cannot be trained."
         )
-    if own.isdisjoint(given):
+    zero3 = policy.local_scorer.zero3  # it has put its shards in the place of the optimizer's parameters
+    if optimizer is not zero3.optimizer if zero3 else own.isdisjoint(given):
         raise ValueError(
             "loss_step: the optimizer holds no parameter of this policy, so it would train another one: was the policy "
             "loaded again after world.prepare? Write: policy, optimizer = world.prepare(policy, lambda params: ...)."

@@ -74,7 +74,7 @@ def wrap_zero3(
     engine, *_ = deepspeed.initialize(model=_Root(scorer), optimizer=base, config=_config(policy.model))
     scorer.zero3 = ZeRO3(engine, scorer)
     policy.scorer = _EngineScorer(engine)
-    return None if base is None else engine.optimizer.optimizer
+    return scorer.zero3.optimizer
 
 
 def _import_deepspeed(device: torch.device) -> Any:
@@ -117,12 +117,17 @@ def _config(model: nn.Module) -> dict[str, Any]:
 
 
 class ZeRO3:
-    """A sharded policy's `Updater`; it also gathers its weights, and saves and loads its checkpoints."""
+    """A sharded policy's `Updater`; it also gathers its weights, and saves and loads its checkpoints.
+
+    Attributes:
+        optimizer: the user's optimizer, which steps the shards; None for a frozen policy.
+    """
 
     def __init__(self, engine: Any, scorer: TokenScorer) -> None:
         import deepspeed
 
         self._engine, self._gather = engine, deepspeed.zero.GatheredParameters
+        self.optimizer: torch.optim.Optimizer | None = getattr(engine.optimizer, "optimizer", None)
         # A policy without an optimizer has the part that gathers in place of the optimizer.
         self._shards = getattr(engine.optimizer, "parameter_offload", engine.optimizer)
         handles = [*self._shards.forward_hooks, *self._shards.backward_hooks, self._shards.fwd_pre_hook]
