@@ -30,7 +30,7 @@ def launch(
         source: a `.py` script, or an `.ipynb` notebook whose code cells are plain Python (no magics, no shell lines).
         nproc: number of processes; on GPUs one for each.
         arguments: command-line arguments of the script.
-        strategy: what `world.prepare(strategy="auto")` takes: "ddp", "fsdp2", "auto".
+        strategy: what `world.prepare(strategy="auto")` takes: "ddp", "fsdp2", "zero3", "auto".
         env: further environment variables.
         check: raise if the run fails.
 
