@@ -146,8 +146,9 @@ def loss_step(
             f"loss_step: the loss is {value}; the policy is unchanged. Look for NaN in advantages and ref_logps, for "
             "exploding log-ratios (clip_ratio, kl) and for a learning rate that is too high."
         )
-    if policy.version == 0 and policy.strategy == "ddp":
+    if policy.strategy == "ddp" and not policy.gradients_checked:  # not by the version: a resumed run starts above 0
         verify_gradients(policy.trainable_parameters(), collectives.gather)
+        policy.gradients_checked = True
     grad_norm = updater.clip(math.inf if max_grad_norm is None else max_grad_norm)
     metrics["grad_norm"] = grad_norm
     metrics["learning_rate"] = float(optimizer.param_groups[0]["lr"])

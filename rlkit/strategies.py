@@ -107,6 +107,10 @@ def wrap_fsdp2(policy: "Policy") -> None:
         fully_shard(layer, mesh=mesh)
     fully_shard(policy.local_scorer, mesh=mesh)
     policy.scorer = policy.local_scorer
+    # By itself FSDP fetches ahead what came before in its record of all forward passes, those without gradient too, of
+    # which processes may take different numbers: the exchanges would no longer fit together.
+    for before, module in zip([policy.scorer, *layers], [*layers, policy.scorer], strict=True):
+        module.set_modules_to_backward_prefetch([before])  # type: ignore[attr-defined]
     # The first forward decides which module is FSDP's root: let it be the scorer, before anything samples.
     probe = torch.zeros(1, 2, dtype=torch.int64, device=policy.device)
     row, column = torch.zeros(1, dtype=torch.int64), torch.ones(1, dtype=torch.int64)

@@ -86,9 +86,13 @@ def save(folder: Path, tracked: Tracked, counters: Mapping[str, Any], score: flo
             "strategy": tracked.policy.strategy,
             "processes": collectives.size(),
             "score": score,
+            "optimizer_has_state": bool(tracked.optimizer.state),
         }
         write_json(partial / "run.json", dict(counters) | extra)
-        shutil.rmtree(target, ignore_errors=True)
+        if target.exists():  # aside in one go: deleted bit by bit it would be no whole checkpoint, nor the new one yet
+            aside = folder / f"{target.name}.old.partial"
+            shutil.rmtree(aside, ignore_errors=True)
+            os.replace(target, aside)
         os.replace(partial, target)
         _point(folder / "latest", target.name)
         if score is not None and score >= _score_of(folder, "best"):
@@ -117,6 +121,8 @@ def load(checkpoint: Path, tracked: Tracked) -> dict[str, Any]:
             raise RuntimeError(_misfit(checkpoint, "DeepSpeed", error)) from error
     else:
         state = _load_state(checkpoint, tracked)
+        if not counters.get("optimizer_has_state", True):
+            tracked.optimizer.state.clear()
     if tracked.scheduler is not None:
         tracked.scheduler.load_state_dict(state["scheduler"])  # type: ignore[attr-defined]
     tracked.policy.version = counters["version"]
@@ -170,16 +176,26 @@ def _load_state(checkpoint: Path, tracked: Tracked) -> dict[str, Any]:
 def newest(folder: Path) -> Path | None:
     """The newest whole checkpoint of a `ckpt` folder, or None."""
     pointer = folder / "latest"
-    return folder / pointer.read_text(encoding="utf-8").strip() if pointer.exists() else None
+    if not pointer.exists():
+        return None
+    found = folder / pointer.read_text(encoding="utf-8").strip()
+    # A process that was killed while it wrote a checkpoint of that name again left the new one, the old one, or both.
+    for other in (folder / f"{found.name}.partial", folder / f"{found.name}.old.partial"):
+        if collectives.rank() == 0 and not found.exists() and (other / "run.json").exists():
+            os.replace(other, found)
+    return found
 
 
 def _state(tracked: Tracked) -> dict[str, Any]:
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
 
+    untouched = not tracked.optimizer.state
     with _quiet():
         model, optimizer = get_state_dict(
             tracked.policy.model, tracked.optimizer, options=StateDictOptions(ignore_frozen_params=True)
         )
+    if untouched:  # torch has stepped it once to give it a state, and Adam's bias correction would count that
+        tracked.optimizer.state.clear()
     return {"model": model, "optimizer": optimizer} | _scheduler_state(tracked)
 
 
