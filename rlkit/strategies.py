@@ -11,6 +11,7 @@ first forward decides which module is the root; `generate` on a sharded PEFT wra
 import contextlib
 import inspect
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
@@ -109,8 +110,9 @@ def wrap_fsdp2(policy: "Policy") -> None:
     policy.scorer = policy.local_scorer
     # By itself FSDP fetches ahead what came before in its record of all forward passes, those without gradient too, of
     # which processes may take different numbers: the exchanges would no longer fit together.
-    for before, module in zip([policy.scorer, *layers], [*layers, policy.scorer], strict=True):
-        module.set_modules_to_backward_prefetch([before])  # type: ignore[attr-defined]
+    modules: list[Any] = [policy.scorer, *layers, policy.scorer]
+    for before, module in pairwise(modules):
+        module.set_modules_to_backward_prefetch([before])
     # The first forward decides which module is FSDP's root: let it be the scorer, before anything samples.
     probe = torch.zeros(1, 2, dtype=torch.int64, device=policy.device)
     row, column = torch.zeros(1, dtype=torch.int64), torch.ones(1, dtype=torch.int64)
