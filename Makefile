@@ -28,7 +28,7 @@ define run_marked
 	echo "== pytest -m '$(1)'"; rc=0; $(BIN)/pytest -m '$(1)' $(ARGS) || rc=$$?; [ $$rc -eq 0 ] || [ $$rc -eq 5 ]
 endef
 
-.PHONY: help setup demo test test-slow test-torchrun test-browser test-vllm check lint format types mutants notebooks clean
+.PHONY: help setup demo test test-slow test-torchrun test-browser test-vllm check lint format exports types mutants notebooks clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
@@ -87,6 +87,10 @@ format: $(DEV_READY) ## mend what ruff and nbstripout can mend
 	@$(BIN)/ruff format
 	@[ -z "$(NOTEBOOK_FOLDERS)" ] || find $(NOTEBOOK_FOLDERS) -name '*.ipynb' -not -path '*/.ipynb_checkpoints/*' -print0 | xargs -0 -r $(BIN)/nbstripout --keep-id
 
+exports: $(DEV_READY) ## write the scripts of the notebooks; ARGS=--check only looks whether they are fresh
+	@echo "== rlkit export $(ARGS)"
+	@find $(NOTEBOOK_FOLDERS) -name '*.ipynb' -not -path '*/.ipynb_checkpoints/*' -print0 | sort -z | xargs -0 -r $(BIN)/rlkit export $(ARGS) -o notebooks/scripts/
+
 types: $(DEV_READY) ## mypy on the package
 	@echo "== mypy"; $(BIN)/mypy
 
@@ -99,6 +103,7 @@ mutants: $(DEV_READY) ## apply each one-line fault: a test must turn red
 check: ## everything that must be green before a commit; CI calls it too
 	@$(MAKE) lint
 	@$(MAKE) types
+	@$(MAKE) exports ARGS=--check
 	@echo "== pytest"; $(MAKE) test
 	@$(MAKE) test-slow
 	@$(MAKE) notebooks

@@ -10,6 +10,7 @@ from rlkit import _openmp, losses, metrics, oracle, tasks  # _openmp first: it a
 from rlkit.advantages import compute_kl, compute_loo_advantage, compute_optimal_advantage, optimal_value
 from rlkit.card import model_card
 from rlkit.evaluate import Evaluation, evaluate
+from rlkit.export import ExportError, export
 from rlkit.launch import launch
 from rlkit.loading import load_policy
 from rlkit.logps import compute_logps
@@ -33,6 +34,7 @@ __all__ = [
     "RLOO",
     "AStarPO",
     "Evaluation",
+    "ExportError",
     "LossInputs",
     "Policy",
     "PromptBatch",
@@ -52,6 +54,7 @@ __all__ = [
     "compute_optimal_advantage",
     "estimate_vstar",
     "evaluate",
+    "export",
     "launch",
     "load_policy",
     "loss_step",

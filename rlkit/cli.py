@@ -22,7 +22,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     demo.add_argument("--max-steps", type=_positive, help="updates per algorithm (default: the model's preset)")
     demo.add_argument("--seed", type=_seed, default=0, help="seed of data order and sampling (0)")
     demo.add_argument("--out", default="runs", help="folder for the runs (runs)")
+    _add_export(commands)
     arguments = parser.parse_args(argv)
+    if arguments.command == "export":
+        return _export(arguments)
 
     from rlkit.demo import run_demo  # heavy imports only once the arguments are known to be right
 
@@ -44,6 +47,24 @@ def _seed(text: str) -> int:
     if value < 0:
         raise argparse.ArgumentTypeError(f"must be at least 0, got {value}")
     return value
+
+
+def _add_export(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    parser = commands.add_parser(
+        "export",
+        help="write a notebook's script",
+        description="Write the script of a notebook, or say what is in the way: cell, line, reason, fix.",
+    )
+    parser.add_argument("notebook", nargs="+", help=".ipynb; with jupytext also percent scripts (.py) and MyST (.md)")
+    parser.add_argument("-o", "--output", help="file, or folder for several (beside the notebook)")
+    parser.add_argument("--check", action="store_true", help="write nothing; fail if a script is missing or stale")
+    parser.add_argument("--strict", action="store_true", help="warnings are errors")
+
+
+def _export(arguments: argparse.Namespace) -> int:
+    from rlkit.export.command import export_all
+
+    return export_all(arguments.notebook, arguments.output, check=arguments.check, strict=arguments.strict)
 
 
 def _positive(text: str) -> int:

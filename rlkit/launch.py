@@ -11,6 +11,8 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from rlkit.export import export_text
+
 FOREIGN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "GROUP_RANK")
 FOREIGN_PREFIXES = ("TORCHELASTIC_", "ACCELERATE_", "SLURM_", "OMPI_", "PMI_")
 
@@ -27,9 +29,9 @@ def launch(
     """Run a script or notebook on several processes of this machine, and print what its main process prints.
 
     Args:
-        source: a `.py` script, or an `.ipynb` notebook whose code cells are plain Python (no magics, no shell lines).
+        source: a `.py` script, or an `.ipynb` notebook, which is exported first (see `rl.export`).
         nproc: number of processes; on GPUs one for each.
-        arguments: command-line arguments of the script.
+        arguments: command-line arguments of the script: `["--max-steps", "3"]`.
         strategy: what `world.prepare(strategy="auto")` takes: "ddp", "fsdp2", "zero3", "auto".
         env: further environment variables.
         check: raise if the run fails.
@@ -39,7 +41,8 @@ def launch(
 
     Raises:
         FileNotFoundError: no such file.
-        ValueError: nproc below 1, another kind of file, or a notebook with a cell that is not plain Python.
+        ValueError: nproc below 1, or another kind of file.
+        ExportError: a notebook that cannot be a script; every reason is in the message.
         RuntimeError: the run failed and `check` is set; the last lines that it printed are in the message.
     """
     path = Path(source)
@@ -52,7 +55,7 @@ def launch(
     with tempfile.TemporaryDirectory(prefix="rlkit-launch-") as folder:
         if path.suffix == ".ipynb":
             script = Path(folder) / f"{path.stem}.py"
-            script.write_text(notebook_as_script(path), encoding="utf-8")
+            script.write_text(export_text(path, name=script.name).text, encoding="utf-8")
         else:
             script = path.resolve()
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={nproc}"]
@@ -69,29 +72,6 @@ def clean_environment(nproc: int, strategy: str, env: Mapping[str, str] | None) 
     threads = str(max(1, (os.cpu_count() or 1) // nproc))
     defaults = {"OMP_NUM_THREADS": threads, "MPLBACKEND": "Agg", "PYTHONUNBUFFERED": "1", "RLKIT_STRATEGY": strategy}
     return kept | defaults | dict(env or {})
-
-
-def notebook_as_script(path: Path) -> str:
-    """The code cells of a notebook as one script.
-
-    Raises:
-        ValueError: a cell holds what only IPython understands; names the cell.
-    """
-    import nbformat
-    from IPython.core.inputtransformer2 import TransformerManager
-
-    parts = []
-    for number, cell in enumerate(nbformat.read(path, as_version=4).cells, start=1):
-        if cell.cell_type != "code" or not cell.source.strip():
-            continue
-        source = cell.source.rstrip() + "\n"
-        if TransformerManager().transform_cell(source) != source:
-            raise ValueError(
-                f"launch: cell {number} of {path.name} holds a magic, a shell line or a question mark, which only "
-                f"IPython understands: {source.splitlines()[0][:60]!r}. Move it out of the notebook's main path."
-            )
-        parts.append(f"# cell {number}\n{source}")
-    return "\n".join(parts)
 
 
 def _stream(command: list[str], env: dict[str, str], check: bool) -> int:

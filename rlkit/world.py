@@ -22,6 +22,7 @@ import torch
 from rlkit import collectives, watch
 from rlkit.loading import default_device
 from rlkit.policy import Policy
+from rlkit.run.settings import current
 from rlkit.strategies import wrap_ddp, wrap_fsdp2
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ OptimizerT = TypeVar("OptimizerT", bound=torch.optim.Optimizer)
 Strategy = Literal["auto", "single", "ddp", "fsdp2", "zero3"]
 Precision = Literal["fp32", "bf16"]
 STRATEGY_VARIABLE = "RLKIT_STRATEGY"
+PRECISION_VARIABLE = "RLKIT_PRECISION"
 
 
 class World:
@@ -85,8 +87,8 @@ class World:
             strategy: "auto" takes the environment variable RLKIT_STRATEGY, else "ddp" on several processes and "single"
                 on one. "fsdp2" shards weights, gradients and optimizer state; "zero3" does so with DeepSpeed (extra).
                 On one process every strategy is "single".
-            precision: "bf16" runs every pass under bfloat16 autocast on float32 weights; "fp32" does not; None leaves
-                the policy's own setting.
+            precision: "bf16" runs every pass under bfloat16 autocast on float32 weights; "fp32" does not; None takes
+                the environment variable RLKIT_PRECISION, else leaves the policy's own setting.
 
         Returns:
             The policy and its optimizer; the policy alone without an optimizer.
@@ -98,10 +100,11 @@ class World:
             RuntimeError: the processes were given different policies or settings.
         """
         chosen = self._strategy(strategy)
-        if precision is not None:
-            if precision not in get_args(Precision):
-                raise ValueError(f"world.prepare: precision must be 'fp32', 'bf16' or None, got {precision!r}.")
-            policy.autocast = torch.bfloat16 if precision == "bf16" else None
+        asked = precision or os.environ.get(PRECISION_VARIABLE)
+        if asked is not None:
+            if asked not in get_args(Precision):
+                raise ValueError(f"world.prepare: precision must be 'fp32', 'bf16' or None, got {asked!r}.")
+            policy.autocast = torch.bfloat16 if asked == "bf16" else None
         if isinstance(optimizer, torch.optim.Optimizer):
             raise TypeError(
                 "world.prepare: expected a function that makes the optimizer, got an optimizer. "
@@ -187,7 +190,8 @@ def setup(*, seed: int = 0, timeout_minutes: float = 30) -> World:
     random.seed(seed)
     np.random.seed(seed % 2**32)  # noqa: NPY002 - for the users' own code
     torch.manual_seed(seed)
-    check_agreement({"seed": seed, "script": os.path.basename(sys.argv[0])}, "rl.setup")
+    plan = {"seed": seed, "script": os.path.basename(sys.argv[0]), "parameters": repr(current.parameters)}
+    check_agreement(plan, "rl.setup")
     return World(seed)
 
 

@@ -7,7 +7,7 @@ import nbformat
 import pytest
 
 import rlkit as rl
-from rlkit.launch import clean_environment, notebook_as_script
+from rlkit.launch import clean_environment
 
 LOOP = """
 import json, os, sys
@@ -66,20 +66,12 @@ def test_the_environment_of_another_launcher_is_left_behind(monkeypatch):
     assert int(env["OMP_NUM_THREADS"]) == max(1, os.cpu_count() // 2)
 
 
-@pytest.mark.parametrize("cell", ["%matplotlib inline", "!pip install x", "files = !ls", "run?", "%%bash\nls"])
+@pytest.mark.parametrize("cell", ["!pip install x", "files = !ls", "run?", "%%bash\nls"])
 def test_a_cell_that_is_not_python_is_named(cell, tmp_path):
-    """B71-B75: never commented out silently."""
+    """B71-B75: never commented out silently; nothing is started."""
     write_notebook(tmp_path / "n.ipynb", ["x = 1", cell])
-    with pytest.raises(ValueError, match=r"launch: cell 3 of n\.ipynb holds a magic"):
-        notebook_as_script(tmp_path / "n.ipynb")
-
-
-def test_cells_become_one_script_in_order(tmp_path):
-    write_notebook(tmp_path / "n.ipynb", ["x = '''a\n%b'''", "", "y = x"])
-    script = notebook_as_script(tmp_path / "n.ipynb")
-    names: dict = {}
-    exec(compile(script, "n", "exec"), names)
-    assert names["y"] == "a\n%b"
+    with pytest.raises(rl.ExportError, match=r"n\.ipynb cell 3 line 1: E101 .* is notebook syntax"):
+        rl.launch(tmp_path / "n.ipynb")
 
 
 @pytest.mark.parametrize(

@@ -34,6 +34,7 @@ from rlkit.run.folder import (
 )
 from rlkit.run.measure import Counters, format_line, measure
 from rlkit.run.plot import plot_metrics
+from rlkit.run.settings import current
 from rlkit.run.stopping import StopFlag
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ class Run:
     """
 
     def __init__(self, path: str | os.PathLike[str], *, config: Mapping[str, Any] | None = None) -> None:
-        self._wanted = Path(path)
+        self._wanted = current.folder_for(Path(path))
         self._folder: Path | None = None
         self._config = dict(config or {})
         self.step = 0
@@ -75,16 +76,22 @@ class Run:
         self._last: dict[str, Any] = {}
         self._tracked: checkpoint.Tracked | None = None
         self._prompts: Any = None
+        self._resumed = False
 
     @property
     def path(self) -> Path:
         """The folder that is written to, the same on every process."""
+        if self._folder is None and self._found() is not None:
+            self._open(self._wanted)  # a script that was started with --resume
         if self._folder is None:
             folder = collectives.from_main(fresh_folder(self._wanted) if collectives.rank() == 0 else self._wanted)
             if folder != self._wanted:
                 print(f"rlkit: {self._wanted} is not empty, writing to {folder}")
             if collectives.rank() == 0:
-                write_json(folder / "config.json", {"parameters": self._config, "versions": versions()})
+                settings: dict[str, Any] = {"parameters": current.parameters | self._config, "versions": versions()}
+                if current.script:
+                    settings["script"] = current.script | {"processes": collectives.size()}
+                write_json(folder / "config.json", settings)
                 (folder / "metrics.jsonl").touch()
             self._open(folder)
             return folder
@@ -94,7 +101,13 @@ class Run:
         if collectives.rank() == 0:
             lock(folder)
             atexit.register(unlock, folder)
-        self._folder = folder
+        self._folder = current.folder = folder
+
+    def _found(self) -> Path | None:
+        """The checkpoint in this run's folder that `--resume auto` means, the same on every process."""
+        if current.resume != "auto":
+            return None
+        return collectives.from_main(checkpoint.newest(self._wanted / "ckpt") if collectives.rank() == 0 else None)
 
     def dashboard(self, *, every: int = 1) -> None:
         """Show the run while it goes: one line per step, every `every` steps."""
@@ -124,7 +137,7 @@ class Run:
         """
         if keep < 1:
             raise ValueError(f"run.track: keep must be at least 1, got {keep}.")
-        self._tracked = checkpoint.Tracked(policy, optimizer, scheduler, keep, best)
+        self._tracked = checkpoint.Tracked(policy, optimizer, scheduler, current.keep or keep, best)
         self._prompts = prompts
 
     def save(self) -> Path:
@@ -165,6 +178,8 @@ class Run:
         tracked = self._need_tracked("run.resume")
         if self._logged_step is not None or self.step:
             raise RuntimeError("run.resume: this run has begun; call resume before the loop.")
+        source = current.resume or source
+        self._resumed = True
         if source == "none":
             return 0
         found = checkpoint.newest(self._wanted / "ckpt") if source == "auto" else Path(source)
@@ -198,7 +213,8 @@ class Run:
 
         Steps count on over several loops on one run: a loop that was interrupted at step 7 goes on with step 7 when its
         cell is run again, and a loop with a larger `max_steps` adds the missing ones. If something is tracked, a
-        checkpoint is saved when the loop ends, whatever ended it between two steps.
+        checkpoint is saved when the loop ends, whatever ended it between two steps. In an exported script the
+        flags --max-steps, --save-every and --resume are above what the notebook says.
 
         Args:
             prompts: a `PromptLoader`, or any iterable of batches.
@@ -212,6 +228,7 @@ class Run:
             KeyboardInterrupt: on a second Ctrl-C within one step.
             SystemExit: after SIGTERM or SIGUSR1, when the step is done, the checkpoint saved and STOPPED written.
         """
+        max_steps, save_every = current.max_steps or max_steps, current.save_every or save_every
         if max_steps < 1:
             raise ValueError(f"run.steps: max_steps must be at least 1, got {max_steps}.")
         if save_every is not None:
@@ -220,6 +237,8 @@ class Run:
             self._need_tracked("run.steps(save_every=...)")
         if self._tracked is not None and self._prompts is None and hasattr(prompts, "state_dict"):
             self._prompts = prompts
+        if current.resume and not self._resumed and not self.step:
+            self.resume()
         if self.step >= max_steps:
             print(f"rlkit: all {max_steps} steps are done; raise max_steps, or make a new Run, for more")
         self.max_steps, self.stopped, self._flag.reason = max_steps, None, None

@@ -1,0 +1,140 @@
+"""Export: from a notebook to the text of its script, or to the list of everything that is in the way."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from rlkit.export.analysis import Program, analyse
+from rlkit.export.checks import ERRORS, Facts
+from rlkit.export.find import this_notebook
+from rlkit.export.lint import WARNINGS
+from rlkit.export.parameters import read_parameters
+from rlkit.export.placement import place
+from rlkit.export.problems import ExportError, Problem
+from rlkit.export.reading import read_notebook
+from rlkit.export.writing import code_hash, write_script
+
+
+@dataclass(frozen=True)
+class Exported:
+    """A script.
+
+    Attributes:
+        notebook: file name of the notebook.
+        text: the script.
+        sha256: of the exported code.
+        problems: warnings and notes.
+    """
+
+    notebook: str
+    text: str
+    sha256: str
+    problems: tuple[Problem, ...]
+
+
+def export_text(notebook: str | os.PathLike[str], *, name: str | None = None, strict: bool = False) -> Exported:
+    """The script of a notebook, without writing a file.
+
+    Args:
+        notebook: `.ipynb`, or a percent script or MyST Markdown through jupytext.
+        name: file name of the script, for its header; by default the notebook's with `.py`.
+        strict: warnings are errors.
+
+    Raises:
+        ExportError: what is in the way, all at once.
+        FileNotFoundError: no such file.
+    """
+    from rlkit import __version__
+
+    read = read_notebook(notebook)
+    program = analyse(read)
+    parameters = read_parameters(program)
+    placement = place(program, parameters.cell)
+    facts = Facts(program, parameters, placement)
+    problems = [*program.problems, *parameters.problems]
+    for check in (*ERRORS, *WARNINGS):
+        problems += check(facts)
+    problems = sorted(_not_allowed(problems, program), key=lambda one: (one.cell, one.line, one.code))
+    stopping = [one for one in problems if one.is_error or (strict and one.code.startswith("W"))]
+    if any(one.is_error for one in stopping):
+        raise ExportError(read.name, [one for one in problems if not one.code.startswith("N")])
+    if stopping:
+        raise ExportError(read.name, stopping)
+    script = name or Path(read.name).with_suffix(".py").name
+    text = write_script(program, parameters, placement, name=script, version=__version__)
+    compile(text, script, "exec", dont_inherit=True)
+    return Exported(read.name, text, code_hash(program), tuple(problems))
+
+
+def export(
+    notebook: str | os.PathLike[str] | None = None,
+    out: str | os.PathLike[str] | None = None,
+    *,
+    strict: bool = False,
+) -> Path:
+    """Write the script of a notebook: `rlkit export` from Python.
+
+    Args:
+        notebook: path of the notebook, saved; None for the one that runs, if its front end tells which that is.
+        out: file or existing folder to write to; by default beside the notebook, with `.py`.
+        strict: warnings are errors.
+
+    Returns:
+        The script's path.
+
+    Raises:
+        ExportError: what is in the way, all at once: cell, line, reason, fix.
+        FileNotFoundError: no such notebook.
+        FileExistsError: a file at that place that `rlkit export` has not written.
+        RuntimeError: no notebook is given, and the front end does not tell.
+
+    Example:
+        >>> rl.export("notebooks/01_rloo.ipynb", "01.py")  # doctest: +SKIP
+        PosixPath('01.py')
+    """
+    source = Path(notebook) if notebook is not None else this_notebook()
+    target = script_path(source, out)
+    exported = export_text(source, name=target.name, strict=strict)
+    for problem in exported.problems:
+        print(problem.text(exported.notebook))
+    write_safely(target, exported.text)
+    return target
+
+
+def script_path(notebook: Path, out: str | os.PathLike[str] | None) -> Path:
+    """Where the script goes: `out`, in the folder `out`, or beside the notebook."""
+    if out is None:
+        return (
+            notebook.with_suffix(".py") if notebook.suffix != ".py" else notebook.with_name(f"{notebook.stem}_run.py")
+        )
+    target = Path(out)
+    return target / f"{notebook.stem}.py" if target.is_dir() else target
+
+
+def write_safely(target: Path, text: str) -> None:
+    """Write a script over a script, and over nothing else.
+
+    Raises:
+        FileExistsError: there is a file that `rlkit export` has not written.
+    """
+    from rlkit.export.reading import GENERATED
+
+    if target.exists() and GENERATED not in target.read_text(encoding="utf-8", errors="replace")[:2000]:
+        raise FileExistsError(f"export: {target} was not written by `rlkit export`; choose another name or delete it.")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    partial = target.with_name(target.name + ".partial")
+    partial.write_text(text, encoding="utf-8", newline="\n")
+    os.replace(partial, target)
+
+
+def _not_allowed(problems: list[Problem], program: Program) -> list[Problem]:
+    """Without the warnings that a comment on their line silences."""
+    allowed = {cell.number: cell.allowed for cell in program.cells}
+    return [
+        problem
+        for problem in problems
+        if not (
+            problem.code.startswith("W")
+            and problem.code in allowed.get(problem.cell, {}).get(problem.line, frozenset[str]())
+        )
+    ]

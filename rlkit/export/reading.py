@@ -1,0 +1,106 @@
+"""Notebooks as a list of cells: `.ipynb` of any format version, jupytext percent scripts and MyST Markdown.
+
+Outputs, execution times and ids are not read: running the notebook does not change its script. Execution counts are
+kept for one warning (cells run out of order).
+"""
+
+import os
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rlkit.export.problems import ExportError, Problem
+from rlkit.export.tags import known_tags
+
+GENERATED = "Written by `rlkit export`"  # stands in the first lines of every script
+SUFFIXES = (".ipynb", ".py", ".md")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A cell: its number counted from 1 over all cells, kind, text, roles, and all tags as written."""
+
+    number: int
+    kind: str
+    source: str
+    roles: frozenset[str]
+    tags: tuple[str, ...]
+    executed: int | None
+
+    @property
+    def is_code(self) -> bool:
+        """True if its text goes into the script as code."""
+        if "notebook-only" in self.roles or not self.source.strip():
+            return False
+        return self.kind == "code" or (self.kind == "raw" and "script-only" in self.roles)
+
+
+@dataclass(frozen=True)
+class Notebook:
+    """A notebook's file name and cells."""
+
+    name: str
+    cells: tuple[Cell, ...]
+
+
+def read_notebook(path: str | os.PathLike[str]) -> Notebook:
+    """Read a notebook.
+
+    Args:
+        path: an `.ipynb` file, a percent script (`.py`) or MyST Markdown (`.md`); the last two need jupytext.
+
+    Raises:
+        FileNotFoundError: no such file.
+        ExportError: not a notebook, not Python, or a script that `rlkit export` wrote.
+        ImportError: the package that reads the format is missing.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"export: there is no file {path}.")
+    if path.suffix not in SUFFIXES:
+        raise ExportError(path.name, [Problem("E100", 0, 0, f"expected one of {', '.join(SUFFIXES)}.")])
+    node = _read_ipynb(path) if path.suffix == ".ipynb" else _read_text(path)
+    language = node.metadata.get("kernelspec", {}).get("language") or node.metadata.get("language_info", {}).get("name")
+    if language and str(language).lower() not in ("python", "ipython", "python3"):
+        raise ExportError(path.name, [Problem("E100", 0, 0, f"the notebook's language is {language}, not Python.")])
+    cells = [_cell(number, cell) for number, cell in enumerate(node.cells, start=1)]
+    return Notebook(path.name, tuple(cells))
+
+
+def _cell(number: int, cell: Any) -> Cell:
+    source = "".join(cell.source) if isinstance(cell.source, list) else cell.source
+    source = source.replace("\r\n", "\n").replace("\r", "\n").rstrip()
+    written = cell.get("metadata", {}).get("tags") or []
+    tags = tuple(str(tag) for tag in ([written] if isinstance(written, str) else written))
+    roles = known_tags(tags, source if cell.cell_type != "markdown" else "")
+    return Cell(number, cell.cell_type, source, roles, tags, cell.get("execution_count"))
+
+
+def _read_ipynb(path: Path) -> Any:
+    try:
+        import nbformat
+    except ImportError as error:
+        raise ImportError('export: reading .ipynb needs nbformat: pip install "rlkit-llm[notebook]".') from error
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # cells without ids, as nbformat 4.0 to 4.4 have them
+            return nbformat.read(path, as_version=4)
+    except Exception as error:  # nbformat, jsonschema and json each have their own
+        raise ExportError(path.name, [Problem("E100", 0, 0, f"not a notebook: {str(error)[:200]}")]) from error
+
+
+def _read_text(path: Path) -> Any:
+    text = path.read_text(encoding="utf-8")
+    if GENERATED in text[:2000]:
+        fix = "Export the notebook that is named there."
+        raise ExportError(path.name, [Problem("E100", 0, 0, "this script was itself written by `rlkit export`.", fix)])
+    try:
+        import jupytext
+    except ImportError as error:
+        raise ImportError(f"export: reading {path.suffix} notebooks needs jupytext: pip install jupytext.") from error
+    wanted = "py:percent" if path.suffix == ".py" else "md:myst"
+    try:
+        return jupytext.reads(text, fmt=wanted)
+    except Exception as error:
+        raise ExportError(path.name, [Problem("E100", 0, 0, f"not a {wanted} notebook: {str(error)[:200]}")]) from error

@@ -1,0 +1,177 @@
+"""Types of parameters as text, `int | None` or `Literal['a', 'b']`, and the strict reading of values against them.
+
+Used by the exporter, which checks the defaults, and by the scripts, which check the command line and config files.
+Strict: a float is no int, 1 is no bool, "False" is a text. An int is accepted where a float is expected.
+"""
+
+import ast
+import json
+from typing import Any
+
+SIMPLE = {"bool": bool, "int": int, "float": float, "str": str, "list": list, "dict": dict, "tuple": tuple, "set": set}
+ALIASES = {"List": "list", "Dict": "dict", "Tuple": "tuple", "Set": "set", "Sequence": "list", "Mapping": "dict"}
+CONTAINERS = ("list", "tuple", "set", "dict")
+NOTHING = ("none", "null")
+
+
+def kind_of(value: Any) -> str | None:
+    """The kind of a default without annotation; None for a value that says nothing about its type.
+
+    Example:
+        >>> kind_of(3e-4), kind_of(True), kind_of(None)
+        ('float', 'bool', None)
+    """
+    name = type(value).__name__
+    return name if name in SIMPLE else None
+
+
+def normalise(annotation: ast.expr) -> str | None:
+    """An annotation as kind; None if it is none of those that a flag can have.
+
+    Example:
+        >>> normalise(ast.parse("typing.Optional[List[int]]", mode="eval").body)
+        'list[int] | None'
+    """
+    if isinstance(annotation, ast.Constant):
+        if annotation.value is None:
+            return "None"
+        return normalise(_expression(annotation.value)) if isinstance(annotation.value, str) else None
+    name = _name(annotation)
+    if name is not None:
+        name = ALIASES.get(name, name)
+        return name if name in SIMPLE else None
+    if isinstance(annotation, ast.BinOp) and isinstance(annotation.op, ast.BitOr):
+        return _union([annotation.left, annotation.right])
+    if not isinstance(annotation, ast.Subscript):
+        return None
+    outer, inner = _name(annotation.value), annotation.slice
+    parts = list(inner.elts) if isinstance(inner, ast.Tuple) else [inner]
+    if outer == "Optional":
+        return _union([inner, ast.Constant(None)])
+    if outer == "Union":
+        return _union(parts)
+    if outer == "Literal":
+        return f"Literal{[ast.literal_eval(part) for part in parts]!r}"
+    outer = ALIASES.get(outer or "", outer or "")
+    if outer not in CONTAINERS:
+        return None
+    texts = ["..." if isinstance(p, ast.Constant) and p.value is ... else normalise(p) for p in parts]
+    return None if None in texts else f"{outer}[{', '.join(text or '' for text in texts)}]"
+
+
+def accept(value: Any, kind: str) -> Any:
+    """A value as it stands in a config file, or a default; returns it, an int as float where one is expected.
+
+    Raises:
+        ValueError: it is not of that kind.
+
+    Example:
+        >>> accept(1, "float | None"), accept([1, 2], "tuple[int, ...]")
+        (1.0, (1, 2))
+    """
+    return _accept(value, _expression(kind))
+
+
+def from_text(text: str, kind: str) -> Any:
+    """A value as it stands on a command line; lists, dicts, tuples and sets are JSON.
+
+    Raises:
+        ValueError: it is not of that kind.
+
+    Example:
+        >>> from_text("3", "int | None"), from_text("none", "int | None"), from_text("[1, 2]", "list[int]")
+        (3, None, [1, 2])
+    """
+    node = _expression(kind)
+    for part in sorted(_alternatives(node), key=lambda part: _name(part) == "str"):  # text last: it takes anything
+        try:
+            return _from_text(text, part)
+        except ValueError:
+            continue
+    raise ValueError(f"expected {kind}, got {text!r}")
+
+
+def _expression(kind: str) -> ast.expr:
+    return ast.parse(kind, mode="eval").body
+
+
+def _name(node: ast.expr) -> str | None:
+    if isinstance(node, ast.Attribute):
+        return node.attr
+    return node.id if isinstance(node, ast.Name) else None
+
+
+def _union(parts: list[ast.expr]) -> str | None:
+    texts = [normalise(part) for part in parts]
+    return None if None in texts else " | ".join(dict.fromkeys(text or "" for text in texts))
+
+
+def _alternatives(node: ast.expr) -> list[ast.expr]:
+    if isinstance(node, ast.BinOp):
+        return [*_alternatives(node.left), *_alternatives(node.right)]
+    return [node]
+
+
+def _accept(value: Any, node: ast.expr) -> Any:
+    if isinstance(node, ast.BinOp):
+        for part in _alternatives(node):
+            try:
+                return _accept(value, part)
+            except ValueError:
+                continue
+    elif isinstance(node, ast.Constant):
+        if value is None:
+            return None
+    elif isinstance(node, ast.Subscript):
+        return _accept_inside(value, node)
+    else:
+        name = _name(node) or ""
+        if name in ("tuple", "set") and isinstance(value, list):
+            return SIMPLE[name](value)
+        if name == "float" and type(value) is int:
+            return float(value)
+        if type(value) is SIMPLE[name]:
+            return value
+    raise ValueError(f"expected {ast.unparse(node)}, got {value!r}")
+
+
+def _accept_inside(value: Any, node: ast.Subscript) -> Any:
+    outer = _name(node.value) or ""
+    parts = list(node.slice.elts) if isinstance(node.slice, ast.Tuple) else [node.slice]
+    if outer == "Literal":
+        choices = ast.literal_eval(node.slice)
+        choices = choices if isinstance(choices, list | tuple) else [choices]
+        if any(type(value) is type(choice) and value == choice for choice in choices):
+            return value
+        raise ValueError(f"expected one of {', '.join(map(repr, choices))}, got {value!r}")
+    whole = _accept(value, ast.Name(outer))
+    if outer == "dict":
+        return {_accept(key, parts[0]): _accept(one, parts[1]) for key, one in whole.items()}
+    if outer == "tuple" and not (len(parts) == 2 and isinstance(parts[1], ast.Constant) and parts[1].value is ...):
+        if len(parts) != len(whole):
+            raise ValueError(f"expected {len(parts)} values, got {value!r}")
+        return tuple(_accept(one, part) for one, part in zip(whole, parts, strict=True))
+    return SIMPLE[outer](_accept(one, parts[0]) for one in whole)
+
+
+def _from_text(text: str, node: ast.expr) -> Any:
+    if isinstance(node, ast.Constant):
+        if text.lower() in NOTHING:
+            return None
+        raise ValueError(text)
+    name = _name(node)
+    if name in ("int", "float"):
+        return SIMPLE[name](text)
+    if name == "str":
+        return text
+    if name == "bool":
+        if text.lower() in ("true", "false"):
+            return text.lower() == "true"
+        raise ValueError(text)
+    if isinstance(node, ast.Subscript) and _name(node.value) == "Literal":
+        choices = ast.literal_eval(node.slice)
+        for choice in choices if isinstance(choices, list | tuple) else [choices]:
+            if str(choice) == text:
+                return choice
+        raise ValueError(text)
+    return _accept(json.loads(text), node)

@@ -1,0 +1,46 @@
+"""What the command line of an exported script says about its run. In a notebook nothing is set.
+
+One object a process, as torch.distributed's default group is: the loop of the notebook does not pass it along, so that
+the same cells serve in both places. `rlkit.script` fills it; `Run` and `setup` read it.
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+
+@dataclass
+class Settings:
+    """Run flags of a script.
+
+    Attributes:
+        out: folder of the run, instead of the notebook's.
+        resume: "auto", a checkpoint, or None: start anew.
+        max_steps: instead of the loop's.
+        save_every: instead of the loop's.
+        keep: checkpoints that stay.
+        parameters: resolved values of the notebook's parameters, for config.json.
+        script: where the script comes from and how it was started, for config.json.
+        folder: of the run that was opened last; error files go there.
+        runs: folders asked for so far.
+    """
+
+    out: Path | None = None
+    resume: str | None = None
+    max_steps: int | None = None
+    save_every: int | None = None
+    keep: int | None = None
+    parameters: dict[str, Any] = field(default_factory=dict)
+    script: dict[str, Any] = field(default_factory=dict)
+    folder: Path | None = None
+    runs: int = 0
+
+    def folder_for(self, wanted: Path) -> Path:
+        """The folder of a new run: `--out` for the first, and beside it for others."""
+        if self.out is None:
+            return wanted
+        self.runs += 1
+        return self.out if self.runs == 1 else self.out.with_name(f"{self.out.name}-{wanted.name}")
+
+
+current = Settings()
