@@ -1,0 +1,1 @@
+"""Notebook to script, and script to cluster job."""
