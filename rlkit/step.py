@@ -19,6 +19,7 @@ from rlkit import collectives
 from rlkit.logps import EntropyMode, evaluation_mode
 from rlkit.losses import RLOO, LossFunction, LossInputs
 from rlkit.rollout import Rollout, Update
+from rlkit.step_checks import check_inputs, check_tools
 from rlkit.strategies import gradient_sync, verify_gradients
 
 if TYPE_CHECKING:
@@ -64,7 +65,8 @@ def loss_step(
             per sequence, or (B,T), one per token. The mean is taken here, over what counts.
         ref_logps: (B,T) log-probabilities of the reference, for losses that need them.
         old_logps: (B,T) log-probabilities before the first update on this rollout. None on the first update: the ratio
-            is then exactly 1. For further updates on the same rollout pass `first_update.logp`.
+            is then exactly 1. For further updates on the same rollout pass `first_update.logp`; without them the step
+            would not be corrected, and a warning says so.
         micro_batch_size: rows per forward and backward pass; None takes all at once. The result is the same.
         max_grad_norm: clip the gradient's total norm to this; None does not clip.
         scheduler: stepped once after the optimizer.
@@ -81,9 +83,16 @@ def loss_step(
         FloatingPointError: the loss is NaN or infinite. The policy is unchanged and holds no gradient.
     """
     loss = RLOO() if loss is None else loss
-    _check(policy, rollout, advantages, loss, ref_logps, old_logps, micro_batch_size, max_grad_norm)
+    check_inputs(policy, rollout, advantages, loss, ref_logps, old_logps, micro_batch_size, max_grad_norm)
     if not router_aux_loss_coef >= 0:
         raise ValueError(f"loss_step: router_aux_loss_coef must be at least 0, got {router_aux_loss_coef}.")
+    check_tools(policy, optimizer, scheduler)
+    if old_logps is None and rollout.policy_version != policy.version:
+        logger.warning(
+            "loss_step: the policy took %d step(s) since it drew this rollout, and old_logps is None, so the ratio is "
+            "taken as 1. Pass old_logps=first_update.logp, or sample again.",
+            policy.version - rollout.policy_version,
+        )
     device = policy.device
     advantages = advantages.detach().to(device, torch.promote_types(advantages.dtype, torch.float32))
     mask = rollout.completion_mask.to(device) & ~advantages.isnan()[:, None]
@@ -93,7 +102,7 @@ def loss_step(
 
     totals = _Totals.count(mask, advantages)
     reason = _nothing_to_learn(totals, loss)
-    optimizer.zero_grad(set_to_none=True)
+    _drop_gradients(policy)
     if reason is not None:
         logger.warning("loss_step: update skipped, %s.", reason)
         with policy.without_gradient():
@@ -128,14 +137,14 @@ def loss_step(
     metrics = _merge(pieces, totals)
     value = metrics["loss"]
     if not math.isfinite(value):
-        optimizer.zero_grad(set_to_none=True)
+        _drop_gradients(policy)
         raise FloatingPointError(
             f"loss_step: the loss is {value}; the policy is unchanged. Look for NaN in advantages and ref_logps, for "
             "exploding log-ratios (clip_ratio, kl) and for a learning rate that is too high."
         )
     if policy.version == 0 and policy.strategy == "ddp":
         verify_gradients(policy.trainable_parameters(), collectives.gather)
-    grad_norm = _grad_norm(policy, max_grad_norm)
+    grad_norm = _grad_norm(optimizer, max_grad_norm)
     metrics["grad_norm"] = grad_norm
     metrics["learning_rate"] = float(optimizer.param_groups[0]["lr"])
     metrics["frac_masked"] = totals.frac_masked
@@ -144,12 +153,12 @@ def loss_step(
     entropy = torch.cat([p.entropy for p in pieces]) if pieces else blank
     if not math.isfinite(grad_norm):
         reason = f"the gradient norm is {grad_norm}"
-        optimizer.zero_grad(set_to_none=True)
+        _drop_gradients(policy)
         logger.warning("loss_step: update skipped, %s.", reason)
         metrics["skipped"] = 1.0
         return Update(math.nan, metrics, logp, entropy, mask, skipped=reason)
     optimizer.step()
-    optimizer.zero_grad(set_to_none=True)
+    _drop_gradients(policy)
     if scheduler is not None:
         scheduler.step()
     policy.version += 1
@@ -212,8 +221,8 @@ def _backward(
     share = _share_of_mean(loss(inputs), inputs, totals, loss)
     if not share.requires_grad:
         raise ValueError(
-            "loss_step: the loss does not depend on the policy's parameters. Expected at least one trainable parameter "
-            "and a loss that uses x.logp; a reference (policy.reference()) is frozen and cannot be trained."
+            "loss_step: the loss does not depend on the policy's parameters. Expected a loss that uses x.logp with its "
+            "gradient."
         )
     aux = 0.0
     if scores.balance_loss is not None:
@@ -223,7 +232,7 @@ def _backward(
     (share * collectives.size()).backward()
     with torch.no_grad():
         sums, top = _measure(loss.row_metrics(inputs) if hasattr(loss, "row_metrics") else {}, mask.any(-1))
-        gap = (inputs.logp.detach() - sampler_logp).abs()
+        gap = (inputs.old_logp - sampler_logp).abs()  # of the policy that sampled: later updates move on from it
         sums |= {"loss": float(share.detach()), TOKENS + "entropy": float(inputs.entropy.sum())}
         sums[TOKENS + "sampler_gap/mean"] = float(gap.sum())
         if balance > 0:
@@ -287,10 +296,17 @@ def _merge(pieces: list[_Piece], totals: _Totals) -> dict[str, float]:
     return metrics | {name: -value if name.endswith("_min") else value for name, value in tops.items()}
 
 
-def _grad_norm(policy: "Policy", max_grad_norm: float | None) -> float:
-    """Total norm of the gradient before clipping; clips in place."""
+def _drop_gradients(policy: "Policy") -> None:
+    """No gradient is left in any parameter, also not in those that the optimizer does not train."""
+    for parameter in policy.model.parameters():
+        parameter.grad = None
+
+
+def _grad_norm(optimizer: torch.optim.Optimizer, max_grad_norm: float | None) -> float:
+    """Total norm of the gradient of what the optimizer trains, before clipping; clips in place."""
+    trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     limit = math.inf if max_grad_norm is None else max_grad_norm
-    norm = torch.nn.utils.clip_grad_norm_(policy.trainable_parameters(), limit)
+    norm = torch.nn.utils.clip_grad_norm_(trained, limit)
     # Sharded gradients give a sharded norm, whose local value would depend on the number of processes.
     return float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
 
@@ -305,42 +321,3 @@ def _nothing_to_learn(totals: _Totals, loss: Any) -> str | None:
     if getattr(loss, "zero_advantage_is_no_signal", False) and totals.with_signal == 0:
         return "every advantage is 0: all completions of each prompt got the same reward, or none"
     return None
-
-
-def _check(
-    policy: "Policy",
-    rollout: Rollout,
-    advantages: Tensor,
-    loss: Any,
-    ref_logps: Tensor | None,
-    old_logps: Tensor | None,
-    micro_batch_size: int | None,
-    max_grad_norm: float | None,
-) -> None:
-    if not len(rollout) and not collectives.is_many():
-        raise ValueError("loss_step: the rollout has no rows.")
-    if advantages.shape != (len(rollout),):
-        raise ValueError(
-            f"loss_step: expected one advantage per completion ({len(rollout)},), got {tuple(advantages.shape)}."
-        )
-    if bool(advantages.isinf().any()):
-        raise FloatingPointError("loss_step: an advantage is infinite; look at the rewards and at the KL.")
-    if not callable(loss):
-        raise TypeError(
-            f"loss_step: loss must be RLOO(), AStarPO() or a function of LossInputs, got {type(loss).__name__}."
-        )
-    if getattr(loss, "needs_reference", False) and ref_logps is None:
-        raise ValueError(
-            f"loss_step: {type(loss).__name__} needs ref_logps=rl.compute_logps(reference, rollout); got None."
-        )
-    tensors: Mapping[str, Tensor | None] = {"ref_logps": ref_logps, "old_logps": old_logps}
-    for name, value in tensors.items():
-        if value is not None and value.shape != rollout.completion_mask.shape:
-            raise ValueError(
-                f"loss_step: {name} must have the rollout's (B,T) shape {tuple(rollout.completion_mask.shape)}, got "
-                f"{tuple(value.shape)}: was it computed from another rollout?"
-            )
-    if micro_batch_size is not None and micro_batch_size < 1:
-        raise ValueError(f"loss_step: micro_batch_size must be at least 1 or None, got {micro_batch_size}.")
-    if max_grad_norm is not None and not max_grad_norm > 0:
-        raise ValueError(f"loss_step: max_grad_norm must be > 0 or None, got {max_grad_norm}.")

@@ -22,8 +22,6 @@ from rlkit.logps import causal_lm_of
 if TYPE_CHECKING:
     from rlkit.policy import Policy
 
-STRATEGIES = ("auto", "single", "ddp", "fsdp2")
-
 
 def wrap_ddp(policy: "Policy") -> None:
     """Whole weights on every process; gradients are averaged in the backward pass of the last micro-batch."""

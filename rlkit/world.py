@@ -12,7 +12,7 @@ import hashlib
 import os
 import random
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, overload
 
@@ -244,12 +244,3 @@ def _print_from_main_only() -> None:
     """Standard output of the other ranks goes nowhere; errors and warnings still reach the console."""
     if os.environ.get("RLKIT_PRINT_ALL_RANKS", "0") != "1":
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # lives as long as the process
-
-
-@contextlib.contextmanager
-def only_main() -> Iterator[bool]:
-    """True on the main process; the others wait at the end until it is done."""
-    try:
-        yield collectives.rank() == 0
-    finally:
-        collectives.barrier()

@@ -220,6 +220,8 @@ class Run:
             self._need_tracked("run.steps(save_every=...)")
         if self._tracked is not None and self._prompts is None and hasattr(prompts, "state_dict"):
             self._prompts = prompts
+        if self.step >= max_steps:
+            print(f"rlkit: all {max_steps} steps are done; raise max_steps, or make a new Run, for more")
         self.max_steps, self.stopped, self._flag.reason = max_steps, None, None
         stream = iter(prompts)
         with self._flag.listening(), self._progress_bar(max_steps, progress):
@@ -251,7 +253,8 @@ class Run:
             if self._tracked is not None:
                 self.save()
         if self.stopped in ("interrupted", "preempted"):
-            print(f"rlkit: stopped after step {self.step - 1} of {max_steps}; everything is in {self.path}")
+            what = "everything is" if self._tracked else "the log is (weights were not saved: no run.track)"
+            print(f"rlkit: stopped after step {self.step - 1} of {max_steps}; {what} in {self.path}")
         if self.stopped == "preempted":
             if collectives.rank() == 0:
                 (self.path / "STOPPED").write_text(f"{self.step}\n", encoding="utf-8")
@@ -309,7 +312,7 @@ class Run:
         update: Update | None = None,
         *,
         ref_logps: Tensor | None = None,
-        **extra: float | Tensor,
+        **extra: Any,
     ) -> dict[str, int | float | None]:
         """Measure a step and append the numbers to `metrics.jsonl`.
 
@@ -322,7 +325,7 @@ class Run:
             advantages: their mean and spread.
             update: the update's metrics; of several updates on one rollout give the last one.
             ref_logps: log-probabilities of the reference, for the KL.
-            **extra: further numbers by name; of a tensor the mean over what is not NaN.
+            **extra: further numbers by name; of a tensor, one value per row, the mean over what is not NaN.
 
         Returns:
             The numbers that were written; None where a number is not finite.
