@@ -312,7 +312,7 @@ def _quote(value: str) -> str:
 
 INTRODUCTION = r"""
 # Written by rlkit export. Start it with sbatch; docs/slurm.md of rlkit says what it does.
-# Every value that is not rlkit's own stands in the lines above and in the block below, quoted; the rest reads variables.
+# All values that are not rlkit's own stand in the lines above and in the block below, quoted; the rest reads variables.
 # shellcheck disable=SC1003,SC2016 # a $ or a backslash in a value is meant as it stands
 set -euo pipefail
 """

@@ -11,6 +11,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import time
 import uuid
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ from rlkit.export.slurm import (
 
 SHIMS = Path(__file__).parent / "shims"
 HANG_SECONDS = 120  # a job that takes longer hangs
+DYING_SECONDS = 10  # for what was killed to be gone
 SERVERS = {"vllm_nodes": 1, "model": "org/model"}
 HOSTILE = [
     "$(touch PWNED)",
@@ -46,6 +48,7 @@ HOSTILE = [
     "ä β 🙂",
     "@FOREIGN@",
 ]
+WORST = "o'ut\n'; touch PWNED; '\n$(touch PWNED)`touch PWNED`\"; touch PWNED; \"\\"
 # The trainer: rlkit's behaviour at a signal, without rlkit. Rank 0's node writes, the others only end.
 TRAINER = r"""
 out=run
@@ -130,7 +133,8 @@ class Job:
 
     @property
     def requeues(self) -> list[str]:
-        return [line for line in (self.log / "scontrol").read_text().splitlines() if line.startswith("requeue")]
+        file = self.log / "scontrol"
+        return file.read_text().splitlines() if file.exists() else []
 
 
 def free_job_number() -> int:
@@ -150,12 +154,12 @@ def start(tmp_path):
     """Starts jobs; whatever is left of one at the end of the test fails it."""
     jobs: list[Job] = []
 
-    def run(settings=None, *, script="train.py", number=None, before=None, **variables) -> Job:
+    def run(settings=None, *, script="train.py", code=TRAINER, number=None, before=None, **variables) -> Job:
         settings = settings or SlurmSettings(**SERVERS)
         serving = [f"127.0.0.{n + 1}" for n in range(settings.vllm_nodes)]
         nodes = [f"node{n}" for n in range(settings.nodes)] + serving
         (tmp_path / "shim log").mkdir(exist_ok=True)
-        (tmp_path / script).write_text(TRAINER)
+        (tmp_path / script).write_text(code)
         (tmp_path / "job.sbatch").write_text(slurm_job(script, settings))
         job = Job(tmp_path, None, number or free_job_number(), f"slurm-test-{uuid.uuid4()}")
         if before:
@@ -185,8 +189,10 @@ def start(tmp_path):
         return job
 
     yield run
+    deadline = time.monotonic() + DYING_SECONDS
     for job in jobs:
-        left = job.left()
+        while (left := job.left()) and time.monotonic() < deadline:
+            time.sleep(0.01)
         for process in left:
             os.kill(process, signal.SIGKILL)
         assert not left, "the job left processes behind"
@@ -441,7 +447,7 @@ def test_a_preemption_by_usr1_saves_and_requeues_once(start, torchrun):
     code, said = job.end()
     assert code == 0, said
     assert (job.out / "STOPPED").exists()
-    assert job.requeues == [f"requeue {job.number}"]
+    assert job.requeues == [f"requeue {job.number}, 0 steps run"]
     assert "stopped early, all saved, requeued" in said
 
 
@@ -471,6 +477,7 @@ def test_a_preemption_that_reaches_only_the_steps_requeues_and_spares_the_server
     job = start(SHIM_TRAINER="go")
     job.wait_for("training")
     os.kill(job.read("vllm-0.json")["parent"], signal.SIGTERM)
+    time.sleep(0.3)  # were the server to end, the job would see it now
     (job.log / "go").touch()
     code, said = job.end()
     assert code == 0, said
@@ -478,7 +485,7 @@ def test_a_preemption_that_reaches_only_the_steps_requeues_and_spares_the_server
 
     job = start(SHIM_TRAINER="save-itself")
     assert job.end()[0] == 1
-    assert job.requeues == [f"requeue {job.number}"]
+    assert job.requeues == [f"requeue {job.number}, 0 steps run"]
 
 
 def test_a_run_that_finishes_in_spite_of_the_signal_is_not_requeued(start):
@@ -559,24 +566,24 @@ def test_no_value_runs_anything_and_all_arrive_as_they_are(start):
         SlurmSettings(
             job_name="$(touch PWNED) `touch PWNED`' \" #",
             partition="$(touch PWNED)",
-            setup="$(touch PWNED); .sh",
-            run_folder="o'ut\n$(touch PWNED)\"",
+            setup="set up" + WORST,
+            run_folder="run" + WORST,
             script_args=(*HOSTILE, *noise),
             srun_args=tuple(f"--comment={value}" for value in HOSTILE),
             sbatch=("--qos=`touch PWNED`", "--wckey=$(touch PWNED)"),
             vllm_nodes=1,
-            model=HOSTILE[4],
+            model=WORST,
             vllm_args=(*HOSTILE, *noise),
         ),
-        script="tr'ain\n$(touch PWNED)\".py",
-        before=lambda job: (job.folder / "$(touch PWNED); .sh").write_text('echo "set up$NOT_SET"; export SET_UP=yes'),
+        script=WORST,
+        before=lambda job: (job.folder / ("set up" + WORST)).write_text('echo "set up$NOT_SET"; export SET_UP=yes'),
     )
     code, said = job.end()
     assert code == 0, said
     script = job.read("torchrun-0.json")["script"]
-    assert script[:3] == ["tr'ain\n$(touch PWNED)\".py", "--out", "o'ut\n$(touch PWNED)\""]
+    assert script[:3] == [WORST, "--out", "run" + WORST]
     assert script[-len(HOSTILE + noise) :] == HOSTILE + noise
-    assert job.read("vllm-0.json")["arguments"][1] == HOSTILE[4]
+    assert job.read("vllm-0.json")["arguments"][1] == WORST
     assert job.read("vllm-0.json")["arguments"][-len(HOSTILE + noise) :] == HOSTILE + noise
     assert job.read("torchrun-0.json")["environment"]["SET_UP"] == "yes"
     assert "PWNED" not in {file.name for file in job.folder.rglob("*")}
@@ -625,3 +632,68 @@ def test_launch_commands_are_quoted():
     assert shlex.split(command)[3:] == ["my $(run).py", *HOSTILE]
     with pytest.raises(ValueError, match="expected one of"):
         launch_command("a.py", "mpirun")
+
+
+# ---- the file, run with the real torchrun and the real rlkit
+
+REAL_SCRIPT = """
+import argparse, os, pathlib, time
+import torch
+import rlkit as rl
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--out")
+parser.add_argument("--resume")
+parser.add_argument("--max-steps", type=int)
+args = parser.parse_args()
+world = rl.setup(seed=0)
+policy, optimizer = world.prepare(rl.load_policy("tiny-add"), lambda params: torch.optim.SGD(params, lr=1e-3))
+task = rl.tasks.load("addition")
+run = rl.Run(args.out)
+prompts = rl.PromptLoader(task.train, policy, batch_size=2, seed=0)
+run.track(policy, optimizer, prompts=prompts)
+run.resume(args.resume)
+for step, batch in run.steps(prompts, args.max_steps, progress=False):
+    rollout = rl.sample(policy, batch, num_generations=2, max_completion_length=4)
+    scores = rl.score(rollout, task.rewards)
+    rl.loss_step(policy, optimizer, rollout, rl.compute_loo_advantage(scores))
+    run.log(step, rollout, scores)
+    pathlib.Path(os.environ["SHIM_LOG"], "training").touch()
+    if step == 1 and "SLURM_RESTART_COUNT" not in os.environ and world.size == 2:
+        while run._flag.reason is None:  # a long step, in which the notice comes
+            time.sleep(0.1)
+"""
+
+
+@pytest.mark.torchrun
+def test_a_preempted_run_goes_on_where_it_stopped(start, tmp_path):
+    """Two real processes: USR1 goes through srun and torchrun, the run saves, and the requeued job ends it."""
+    (tmp_path / "bin").mkdir()
+    for name in ("srun", "scontrol"):
+        (tmp_path / "bin" / name).symlink_to(SHIMS / name)
+    path = f"{tmp_path / 'bin'}:{Path(sys.executable).parent}:/usr/bin:/bin"
+    variables = {
+        "PATH": path,
+        "PYTHONPATH": str(Path(__file__).parents[2]),
+        "SHIM_NODES": "localhost",
+        "OMP_NUM_THREADS": "1",
+        "HF_HUB_OFFLINE": "1",
+    }
+    settings = SlurmSettings(gpus_per_node=2, script_args=("--max-steps", "4"))
+
+    first = start(settings, code=REAL_SCRIPT, **variables)
+    first.wait_for("training")
+    time.sleep(0.5)
+    first.process.send_signal(signal.SIGUSR1)
+    code, said = first.end()
+    assert (first.out / "STOPPED").exists(), said
+    assert first.requeues == [f"requeue {first.number}, 0 steps run"], said
+    assert code == 1, "torchrun's own code after a signal, whatever its workers' was"
+    assert not first.left(), "USR1 leaves workers behind unless torchrun passes it on"
+
+    again = start(settings, code=REAL_SCRIPT, number=first.number, SLURM_RESTART_COUNT="1", **variables)
+    code, said = again.end()
+    assert code == 0, said
+    assert not (first.out / "STOPPED").exists()
+    steps = [json.loads(line)["step"] for line in (first.out / "metrics.jsonl").read_text().splitlines()]
+    assert steps == [0, 1, 2, 3], "that a resumed run gives the same numbers is tested beside run.resume"
