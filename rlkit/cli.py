@@ -59,12 +59,16 @@ def _add_export(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
     parser.add_argument("-o", "--output", help="file, or folder for several (beside the notebook)")
     parser.add_argument("--check", action="store_true", help="write nothing; fail if a script is missing or stale")
     parser.add_argument("--strict", action="store_true", help="warnings are errors")
+    from rlkit.export import slurm
+
+    slurm.add_arguments(parser)
 
 
 def _export(arguments: argparse.Namespace) -> int:
-    from rlkit.export.command import export_all
+    from rlkit.export.command import export_all, write_job
 
-    return export_all(arguments.notebook, arguments.output, check=arguments.check, strict=arguments.strict)
+    status = export_all(arguments.notebook, arguments.output, check=arguments.check, strict=arguments.strict)
+    return status or write_job(arguments)
 
 
 def _positive(text: str) -> int:

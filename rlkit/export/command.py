@@ -1,10 +1,12 @@
 """`rlkit export`: several notebooks at once, and `--check` for CI."""
 
+import argparse
 import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from rlkit.export import slurm
 from rlkit.export.export import export_text, script_path, write_safely
 from rlkit.export.problems import ExportError
 
@@ -51,3 +53,25 @@ def _is_fresh(target: Path, text: str, notebook: str) -> bool:
     command = shlex.join(["rlkit", "export", notebook, "-o", str(target)])
     print(f"export: {target} is {state}. Write it anew: {command}", file=sys.stderr)
     return False
+
+
+def write_job(arguments: argparse.Namespace) -> int:
+    """Write the batch file of `--slurm`, print the command of `--launch`; returns 0, or 2 with an error."""
+    if arguments.slurm is None and arguments.launch is None:
+        return 0
+    try:
+        if len(arguments.notebook) != 1 or arguments.check:
+            raise ValueError("rlkit export: --slurm and --launch take one notebook, and go without --check.")
+        script = str(script_path(Path(arguments.notebook[0]), arguments.output))
+        settings = slurm.from_arguments(arguments)
+        if settings is not None:
+            write_safely(Path(arguments.slurm), slurm.slurm_job(script, settings))
+            print(f"{script} -> {arguments.slurm}; submit it with: sbatch {shlex.quote(arguments.slurm)}")
+        if arguments.launch is not None:
+            words = slurm.split_words("script_args", getattr(arguments, "slurm_script_args", None) or "")
+            processes = getattr(arguments, "slurm_gpus_per_node", None)
+            print(slurm.launch_command(script, arguments.launch, processes=processes, arguments=words))
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return 2
+    return 0
