@@ -53,7 +53,7 @@ def group_index(group_id: GroupIds) -> Int[Tensor, " B"]:
 
 
 def compute_loo_advantage(
-    rewards: Float[Tensor, " B"] | Scores,
+    rewards: Float[Tensor, " B"] | Sequence[float | None] | Scores,
     *,
     group_id: GroupIds | None = None,
     kl: Float[Tensor, " B"] | None = None,
@@ -70,7 +70,8 @@ def compute_loo_advantage(
     with fewer than two scorable rows. The result is never NaN.
 
     Args:
-        rewards: (B,) rewards, NaN where no reward function had an answer; or the `Scores` that hold them.
+        rewards: (B,) rewards, NaN (in a list also None) where no reward function had an answer; or the `Scores` that
+            hold them.
         group_id: (B,) group labels; taken from the `Scores` when they are given.
         kl: (B,) KL of each sequence in nats, see `compute_kl`. May be negative: it is an estimate.
         beta: weight of the KL in the reward, >= 0.
@@ -94,6 +95,7 @@ def compute_loo_advantage(
     if isinstance(rewards, Scores):
         group_id = rewards.group_id if group_id is None else group_id
         rewards = rewards.reward
+    rewards = as_rewards(rewards)
     if group_id is None:
         raise ValueError(f"{where}: group_id is missing: give one label per reward, or pass the Scores of rl.score.")
     if len(group_id) != len(rewards):
@@ -127,6 +129,18 @@ def compute_loo_advantage(
         mean = known.mean() if len(known) else known.new_zeros(())
         advantage = (advantage - mean) / (spread + 1e-4)
     return torch.where(scorable & (count > 1), advantage, 0.0)
+
+
+def as_rewards(rewards: Tensor | Sequence[float | None]) -> Float[Tensor, "..."]:
+    """Rewards as a tensor; None in a list becomes NaN.
+
+    Example:
+        >>> as_rewards([1, None])
+        tensor([1., nan])
+    """
+    if isinstance(rewards, Tensor):
+        return rewards if rewards.is_floating_point() else rewards.float()
+    return torch.tensor([math.nan if value is None else float(value) for value in rewards])
 
 
 def penalised_reward(
@@ -170,7 +184,7 @@ def _refuse_infinite(values: Tensor, what: str, where: str) -> None:
         )
 
 
-def optimal_value(rewards: Float[Tensor, "... N"], *, beta1: float) -> Float[Tensor, "..."]:
+def optimal_value(rewards: Float[Tensor, "... N"] | Sequence[float | None], *, beta1: float) -> Float[Tensor, "..."]:
     r"""V*, the value of the best policy that stays near the reference, from N samples of the reference.
 
     .. math:: V^*(x) = \beta_1 \log \frac1N \sum_{i=1}^N e^{r_i / \beta_1}
@@ -196,6 +210,7 @@ def optimal_value(rewards: Float[Tensor, "... N"], *, beta1: float) -> Float[Ten
     """
     if not (beta1 > 0 and math.isfinite(beta1)):
         raise ValueError(f"optimal_value: beta1 must be a finite number > 0, got {beta1}; 0.5 is the usual choice.")
+    rewards = as_rewards(rewards)
     if rewards.ndim == 0 or rewards.shape[-1] == 0:
         raise ValueError(f"optimal_value: expected rewards of shape (..., N) with N >= 1, got {tuple(rewards.shape)}.")
     value = rewards.detach().to(torch.promote_types(rewards.dtype, torch.float32))

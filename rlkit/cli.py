@@ -20,7 +20,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="default: both for tiny-add, rloo for smollm2",
     )
     demo.add_argument("--max-steps", type=_positive, help="updates per algorithm (default: the model's preset)")
-    demo.add_argument("--seed", type=int, default=0, help="seed of data order and sampling (0)")
+    demo.add_argument("--seed", type=_seed, default=0, help="seed of data order and sampling (0)")
     demo.add_argument("--out", default="runs", help="folder for the runs (runs)")
     _add_export(commands)
     arguments = parser.parse_args(argv)
@@ -31,9 +31,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     chosen = arguments.algorithm or ("both" if arguments.model == "tiny-add" else "rloo")
     for algorithm in ["rloo", "a2po"] if chosen == "both" else [chosen]:
-        result = run_demo(
-            arguments.model, algorithm, max_steps=arguments.max_steps, seed=arguments.seed, out=arguments.out
-        )
+        try:
+            result = run_demo(
+                arguments.model, algorithm, max_steps=arguments.max_steps, seed=arguments.seed, out=arguments.out
+            )
+        except KeyboardInterrupt:
+            return 130
         if result.run.stopped == "interrupted":
             return 130
     return 0
@@ -55,6 +58,13 @@ def _export(arguments: argparse.Namespace) -> int:
     from rlkit.export.command import export_all
 
     return export_all(arguments.notebook, arguments.output, check=arguments.check, strict=arguments.strict)
+
+
+def _seed(text: str) -> int:
+    value = int(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"must be at least 0, got {value}")
+    return value
 
 
 def _positive(text: str) -> int:

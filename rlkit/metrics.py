@@ -29,7 +29,6 @@ class Metric:
 
 _ALL = [
     Metric("step", "Optimizer steps done before this one.", "steps", "grows by 1"),
-    Metric("epoch", "Passes over the prompts so far.", "epochs", "grows"),
     Metric("num_tokens", "Prompt and completion tokens of all steps so far.", "tokens", "grows"),
     Metric("reward_calls", "Completions scored so far, those of stage 1 of A*-PO included.", "completions", "grows"),
     Metric("completions/mean_length", "Mean length of the completions, the end token included.", "tokens", "below the limit"),

@@ -29,7 +29,7 @@ from rlkit.logps import (
     vocabulary_size,
 )
 from rlkit.rollout import Rollout
-from rlkit.strategies import gathered
+from rlkit.strategies import broadcast_weights, fsdp_modules, gathered
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -49,7 +49,8 @@ class Policy:
         version: number of optimizer steps taken; a rollout remembers the version that made it.
         autocast: dtype of mixed precision in every pass (sampling, policy, reference), or None.
         engine: how `sample` draws completions from this policy; None means the transformers engine.
-        strategy: how the weights lie on the processes: "single", "ddp" or "fsdp2" (`world.prepare`).
+        gradients_checked: the first update has found the gradients equal on every process (`loss_step`).
+        strategy: how the weights lie on the processes: "single", "ddp", "fsdp2" or "zero3" (`world.prepare`).
         local_scorer, scorer: the model as a function from tokens to log-probabilities, as it is in this process, and
             inside the wrapper that exchanges gradients.
     """
@@ -80,6 +81,7 @@ class Policy:
         self.local_scorer = TokenScorer(model)
         self.scorer: nn.Module = self.local_scorer
         self.strategy = "single"
+        self.gradients_checked = False
 
     @property
     def device(self) -> torch.device:
@@ -140,6 +142,8 @@ class Policy:
                 f"policy.reference: {self.name!r} is prepared as {self.strategy}. Take the reference before "
                 "world.prepare, as the notebooks do; if it is too large for one device, prepare it too."
             )
+        if collectives.is_many():
+            broadcast_weights(self.model)  # `prepare` does too, but this reference may be a copy taken before it
         if hasattr(self.model, "peft_config"):
             from rlkit.reference import adapter_reference
 
@@ -158,6 +162,11 @@ class Policy:
 
         Every process calls it: sharded weights are gathered, and the main process writes.
         """
+        if fsdp_modules(self.local_scorer):  # also inside `gathered`, state_dict() gives shards
+            from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+
+            options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+            kwargs = {"state_dict": get_model_state_dict(self.model, options=options)} | kwargs
         with self.without_gradient():
             if collectives.rank() == 0:
                 self._write_pretrained(folder, **kwargs)
@@ -168,6 +177,11 @@ class Policy:
         own = getattr(config, "eos_token_id", None)
         if config is not None:
             config.eos_token_id = list(self.eos_ids)  # also the ids that only load_policy(eos_ids=...) named
+        if hasattr(self.model, "peft_config"):  # not the frozen adapter that is the policy's reference
+            from rlkit.reference import REFERENCE_ADAPTER
+
+            names = [name for name in self.model.peft_config if name != REFERENCE_ADAPTER]
+            kwargs = {"selected_adapters": names} | kwargs
         try:
             self.model.save_pretrained(folder, **kwargs)
         finally:
@@ -210,8 +224,9 @@ class Policy:
         decoder_of(self.model).compile(**({"dynamic": True} | kwargs))
 
     def __repr__(self) -> str:
-        count = sum(parameter.numel() for parameter in self.model.parameters())
-        trainable = sum(parameter.numel() for parameter in self.trainable_parameters())
+        # ZeRO-3 leaves empty tensors in place of shards; ds_numel is the number of elements of the whole.
+        sizes = [(getattr(p, "ds_numel", p.numel()), p.requires_grad) for p in self.model.parameters()]
+        count, trainable = sum(n for n, _ in sizes), sum(n for n, learns in sizes if learns)
         return (
             f"Policy({self.name!r}, {type(self.model).__name__}, {count:,} parameters, {trainable:,} trainable, "
             f"{next(self.model.parameters()).dtype}, {self.device}, ends on {self.eos_ids}, version {self.version})"

@@ -5,9 +5,12 @@ beginning-of-sequence token (known_faults B53); engines get token ids. Row ids a
 a row keeps its id through filters, shuffles and restarts (known_faults B35, B46).
 """
 
+import datetime
+import decimal
 import hashlib
 import json
 import logging
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -33,18 +36,35 @@ def content_id(row: Mapping[str, Any]) -> int:
         >>> content_id({"prompt": "a", "answer": 1}) == content_id({"prompt": "a", "answer": 2})
         False
     """
-    text = json.dumps(row, sort_keys=True, ensure_ascii=False, default=_plain)
+    try:
+        text = json.dumps(row, sort_keys=True, ensure_ascii=False, default=_plain)
+    except TypeError as error:
+        raise TypeError(
+            f"A dataset row cannot be identified by its content: {error}. Expected plain data in every column "
+            "(numbers, texts, lists, dicts with text keys, dates, bytes, arrays, images); the row has "
+            f"{sorted(map(str, row))}."
+        ) from error
     digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1
 
 
 def _plain(value: object) -> object:
-    """What json cannot write itself: arrays as lists, bytes as hex, the rest by its text."""
-    if hasattr(value, "tolist"):
+    """What json cannot write itself, in a form that is the same in every process.
+
+    Raises:
+        TypeError: an object that has no such form.
+    """
+    if hasattr(value, "tolist"):  # arrays and tensors
         return value.tolist()
     if isinstance(value, bytes):
         return value.hex()
-    return repr(value)
+    if isinstance(value, (set, frozenset)):
+        return sorted(json.dumps(item, sort_keys=True, default=_plain) for item in value)
+    if isinstance(value, (datetime.date, datetime.time, datetime.timedelta, decimal.Decimal, os.PathLike)):
+        return str(value)
+    if hasattr(value, "tobytes"):  # images
+        return [str(getattr(value, "size", "")), hashlib.blake2b(value.tobytes(), digest_size=16).hexdigest()]
+    raise TypeError(f"{type(value).__name__} is not plain data")
 
 
 def tokenize_prompt(tokenizer: Any, prompt: Prompt, **chat_template_kwargs: Any) -> list[int]:
@@ -72,7 +92,7 @@ def tokenize_prompt(tokenizer: Any, prompt: Prompt, **chat_template_kwargs: Any)
     elif isinstance(prompt, Sequence) and prompt and all(isinstance(m, Mapping) and "role" in m for m in prompt):
         if not getattr(tokenizer, "chat_template", None):
             raise ValueError(
-                "PromptLoader: the prompts are conversations but the tokenizer has no chat template. Use plain text "
+                "the prompt is a conversation but the tokenizer has no chat template. Use plain text "
                 "prompts, a chat model's tokenizer, or set tokenizer.chat_template."
             )
         messages = [dict(message) for message in prompt if isinstance(message, Mapping)]
@@ -87,12 +107,24 @@ def tokenize_prompt(tokenizer: Any, prompt: Prompt, **chat_template_kwargs: Any)
         )["input_ids"]
     else:
         raise TypeError(
-            "PromptLoader: a prompt must be text or a list of messages [{'role': ..., 'content': ...}], got "
+            "a prompt must be text or a list of messages [{'role': ..., 'content': ...}], got "
             f"{type(prompt).__name__}: {str(prompt)[:80]!r}."
         )
     if not ids:
-        raise ValueError("PromptLoader: a prompt has no token: it is empty and the tokenizer adds none.")
+        raise ValueError("the prompt has no token: it is empty and the tokenizer adds none.")
     return list(ids)
+
+
+def _tokenize_row(
+    tokenizer: Any, row: Mapping[str, Any], where: str, chat_template_kwargs: Mapping[str, Any]
+) -> tuple[int, ...]:
+    """Token ids of a row's prompt; an error names the row."""
+    if "prompt" not in row:
+        raise ValueError(f"{where} has no 'prompt'; its columns are {sorted(row)}.")
+    try:
+        return tuple(tokenize_prompt(tokenizer, row["prompt"], **chat_template_kwargs))
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"{where}: {error}") from error
 
 
 def make_batch(
@@ -109,13 +141,11 @@ def make_batch(
     if isinstance(rows, str):
         raise TypeError("make_batch: expected a list of prompts or rows, got one string; write [prompt].")
     full = [dict(row) if isinstance(row, Mapping) else {"prompt": row} for row in rows]
-    for place, row in enumerate(full):
-        if "prompt" not in row:
-            raise ValueError(f"make_batch: row {place} has no 'prompt'; its columns are {sorted(row)}.")
     return PromptBatch(
         rows=tuple(full),
         token_ids=tuple(
-            tuple(tokenize_prompt(policy.tokenizer, row["prompt"], **chat_template_kwargs)) for row in full
+            _tokenize_row(policy.tokenizer, row, f"make_batch: row {place}", chat_template_kwargs)
+            for place, row in enumerate(full)
         ),
         row_id=torch.tensor([content_id(row) for row in full], dtype=torch.int64),
         group_id=torch.arange(first_group_id, first_group_id + len(full), dtype=torch.int64),
@@ -135,6 +165,10 @@ def check_prompt_column(dataset: Any, where: str) -> None:
         )
     if not len(dataset):
         raise ValueError(f"{where}: the dataset is empty.")
+    if type(dataset).__module__.startswith("pandas"):
+        raise TypeError(f"{where}: got a pandas frame; pass its rows: frame.to_dict('records').")
+    if isinstance(dataset, Mapping):
+        raise TypeError(f"{where}: got a dict with {list(dataset)[:5]}; pass one split, or a list of rows.")
     row = dataset[0]
     columns = list(row) if isinstance(row, Mapping) else [type(row).__name__]
     if "prompt" not in columns:
@@ -184,6 +218,8 @@ class PromptLoader:
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
         check_prompt_column(dataset, "PromptLoader")
+        if not isinstance(batch_size, int):
+            raise TypeError(f"PromptLoader: batch_size must be a whole number, got {batch_size!r}.")
         if batch_size < 1:
             raise ValueError(f"PromptLoader: batch_size must be at least 1, got {batch_size}.")
         if max_prompt_length is not None and max_prompt_length < 1:
@@ -193,7 +229,8 @@ class PromptLoader:
         self.dataset, self.batch_size, self.seed = dataset, batch_size, seed
         self.shuffle, self.drop_last = shuffle, drop_last
         self._tokens = [
-            tuple(tokenize_prompt(policy.tokenizer, row["prompt"], **(chat_template_kwargs or {}))) for row in dataset
+            _tokenize_row(policy.tokenizer, row, f"PromptLoader: row {place}", chat_template_kwargs or {})
+            for place, row in enumerate(dataset)
         ]
         self._rows = self._fitting_rows(max_prompt_length or policy.max_context, on_long)
         if drop_last and len(self._rows) < batch_size:

@@ -89,6 +89,11 @@ class Record:
         if not isinstance(state, dict) or state.get("kind") != cls.__name__:
             found = state.get("kind") if isinstance(state, dict) else type(state).__name__
             raise ValueError(f"{cls.__name__}.load: {path} holds a {found}.")
+        if state["format"] > FORMAT_VERSION:
+            raise ValueError(
+                f"{cls.__name__}.load: {path} has format {state['format']}, this rlkit reads up to {FORMAT_VERSION}; "
+                "update rlkit."
+            )
         return cls(**cls._from_plain(state["fields"]))
 
     @classmethod
@@ -110,6 +115,16 @@ def _to_plain(record: object) -> dict[str, Any]:
             value = dict(value)
         plain[item.name] = value
     return plain
+
+
+def with_columns(own: dict[str, Any], columns: Mapping[str, Any]) -> dict[str, Any]:
+    """A table's own columns and the user's; one of the user's that has a name of ours gets a prefix.
+
+    Example:
+        >>> with_columns({"reward": [1]}, {"reward": [0], "answer": ["x"]})
+        {'reward': [1], 'column:reward': [0], 'answer': ['x']}
+    """
+    return own | {(f"column:{name}" if name in own else name): list(cells) for name, cells in columns.items()}
 
 
 def check_lengths(where: str, expected: int, **values: Sequence[Any] | Tensor) -> None:

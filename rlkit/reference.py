@@ -144,12 +144,24 @@ def update_reference(reference: Policy, policy: Policy, *, mixing_alpha: float =
         pairs = [(ours[name], theirs[name]) for name in ours]
     # A whole reference beside a sharded policy needs the policy's weights whole for a moment.
     sharded_alike = bool(fsdp_modules(reference.local_scorer)) == bool(fsdp_modules(policy.local_scorer))
-    with torch.no_grad(), contextlib.nullcontext() if sharded_alike else gathered(policy.local_scorer):
+    with torch.no_grad(), _whole_if_needed(reference, policy, sharded_alike):
         if not sharded_alike:
             theirs = dict(policy.model.named_parameters())
             pairs = [(parameter, theirs[name]) for name, parameter in reference.model.named_parameters()]
         for mine, other in pairs:
             mine.lerp_(other.to(mine.dtype), mixing_alpha)
+
+
+@contextlib.contextmanager
+def _whole_if_needed(reference: Policy, policy: Policy, sharded_alike: bool) -> Iterator[None]:
+    if reference.local_scorer.zero3 or policy.local_scorer.zero3:  # its shards hide behind empty tensors
+        with gathered(reference.local_scorer, write=True), gathered(policy.local_scorer):
+            yield
+    elif sharded_alike:
+        yield
+    else:
+        with gathered(policy.local_scorer):
+            yield
 
 
 def _adapter_pairs(reference: AdapterReference) -> "list[tuple[Parameter, Parameter]]":

@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from rlkit.record import Prompt, Record, check_lengths, text_of
+from rlkit.record import Prompt, Record, check_lengths, text_of, with_columns
 from rlkit.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -70,9 +70,8 @@ class PromptBatch(Record):
             "prompt": [text_of(row["prompt"]) for row in self.rows],
             "prompt_tokens": [len(ids) for ids in self.token_ids],
         }
-        for name in dict.fromkeys(name for row in self.rows for name in row if name != "prompt"):
-            table[name] = [row.get(name) for row in self.rows]
-        return pd.DataFrame(table)
+        names = dict.fromkeys(name for row in self.rows for name in row if name != "prompt")
+        return pd.DataFrame(with_columns(table, {name: [row.get(name) for row in self.rows] for name in names}))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -188,9 +187,7 @@ class Rollout(Record):
             "truncated": self.truncated.tolist(),
             "sampler_logp": torch.where(self.completion_mask, self.sampler_logp, 0.0).sum(-1).tolist(),
         }
-        # A dataset column that has one of these names gets a prefix: it must not hide what was sampled.
-        columns = {(f"column:{name}" if name in own else name): list(cells) for name, cells in self.columns.items()}
-        return pd.DataFrame(own | columns)
+        return pd.DataFrame(with_columns(own, self.columns))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -217,7 +214,8 @@ class Scores(Record):
 
     def __post_init__(self) -> None:
         rows, functions = self.parts.shape
-        check_lengths("Scores", rows, reward=self.reward, group_id=self.group_id, **dict(self.extra))
+        extra = {f"extra[{name!r}]": values for name, values in self.extra.items()}
+        check_lengths("Scores", rows, reward=self.reward, group_id=self.group_id, **extra)
         check_lengths("Scores", functions, names=self.names, weights=self.weights)
 
     def __len__(self) -> int:

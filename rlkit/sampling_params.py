@@ -3,6 +3,9 @@
 import math
 from dataclasses import dataclass
 
+MIN_TEMPERATURE = 1e-4
+"""Below this, logits / temperature leaves what float32 can hold."""
+
 
 @dataclass(frozen=True)
 class SamplingParams:
@@ -12,7 +15,7 @@ class SamplingParams:
 
     Attributes:
         max_completion_length: most tokens of a completion, the end-of-sequence token included.
-        temperature: divides the logits, > 0; the same in every pass over the rollout (sampler, policy, reference).
+        temperature: divides the logits, >= 1e-4; the same in every pass over the rollout (sampler, policy, reference).
         top_p: keep the smallest set of tokens with this mass, in (0, 1]; 1 keeps all.
         top_k: keep the k likeliest tokens; 0 keeps all.
         min_p: drop tokens less likely than this share of the likeliest one, in [0, 1]; None or 0 keeps all.
@@ -35,12 +38,17 @@ class SamplingParams:
             if not ok:
                 raise ValueError(f"sample: {name} must be {expected}, got {getattr(self, name)!r}.{advice}")
 
-        object.__setattr__(self, "stop_strings", tuple(self.stop_strings))
+        stops = self.stop_strings or ()
+        object.__setattr__(self, "stop_strings", (stops,) if isinstance(stops, str) else tuple(stops))
+        for name in ("max_completion_length", "top_k", "min_completion_length"):
+            need(isinstance(getattr(self, name), int), name, "a whole number")
+        for name in ("temperature", "top_p", "repetition_penalty"):
+            need(isinstance(getattr(self, name), (int, float)), name, "a number")
         need(self.max_completion_length >= 1, "max_completion_length", "at least 1")
         need(
-            self.temperature > 0 and math.isfinite(self.temperature),
+            self.temperature >= MIN_TEMPERATURE and math.isfinite(self.temperature),
             "temperature",
-            "a finite number > 0",
+            f"a finite number > 0 (at least {MIN_TEMPERATURE})",
             " Temperature 0 (greedy) has no distribution to learn from; use a small one such as 0.1, or evaluate(...,"
             " greedy=True) to measure greedy answers.",
         )

@@ -19,7 +19,8 @@ from rlkit import collectives
 from rlkit.logps import EntropyMode, evaluation_mode
 from rlkit.losses import RLOO, LossFunction, LossInputs
 from rlkit.rollout import Rollout, Update
-from rlkit.strategies import gradient_sync, verify_gradients
+from rlkit.step_checks import check_inputs, check_tools
+from rlkit.strategies import Updater, updater_of, verify_gradients
 
 if TYPE_CHECKING:
     from rlkit.policy import Policy
@@ -64,7 +65,8 @@ def loss_step(
             per sequence, or (B,T), one per token. The mean is taken here, over what counts.
         ref_logps: (B,T) log-probabilities of the reference, for losses that need them.
         old_logps: (B,T) log-probabilities before the first update on this rollout. None on the first update: the ratio
-            is then exactly 1. For further updates on the same rollout pass `first_update.logp`.
+            is then exactly 1. For further updates on the same rollout pass `first_update.logp`; without them the step
+            would not be corrected, and a warning says so.
         micro_batch_size: rows per forward and backward pass; None takes all at once. The result is the same.
         max_grad_norm: clip the gradient's total norm to this; None does not clip.
         scheduler: stepped once after the optimizer.
@@ -81,9 +83,16 @@ def loss_step(
         FloatingPointError: the loss is NaN or infinite. The policy is unchanged and holds no gradient.
     """
     loss = RLOO() if loss is None else loss
-    _check(policy, rollout, advantages, loss, ref_logps, old_logps, micro_batch_size, max_grad_norm)
+    check_inputs(policy, rollout, advantages, loss, ref_logps, old_logps, micro_batch_size, max_grad_norm)
     if not router_aux_loss_coef >= 0:
         raise ValueError(f"loss_step: router_aux_loss_coef must be at least 0, got {router_aux_loss_coef}.")
+    check_tools(policy, optimizer, scheduler)
+    if old_logps is None and rollout.policy_version != policy.version:
+        logger.warning(
+            "loss_step: the policy took %d step(s) since it drew this rollout, and old_logps is None, so the ratio is "
+            "taken as 1. Pass old_logps=first_update.logp, or sample again.",
+            policy.version - rollout.policy_version,
+        )
     device = policy.device
     advantages = advantages.detach().to(device, torch.promote_types(advantages.dtype, torch.float32))
     mask = rollout.completion_mask.to(device) & ~advantages.isnan()[:, None]
@@ -93,13 +102,16 @@ def loss_step(
 
     totals = _Totals.count(mask, advantages)
     reason = _nothing_to_learn(totals, loss)
-    optimizer.zero_grad(set_to_none=True)
+    updater = updater_of(policy, optimizer)
+    updater.zero_grad()
     if reason is not None:
         logger.warning("loss_step: update skipped, %s.", reason)
-        with policy.without_gradient():
-            scores = policy.score_tokens(rollout)
+        logp = entropy = torch.zeros(mask.shape, device=device)
+        with policy.without_gradient():  # an exchange: also for a process without rows
+            if len(rollout):
+                logp, entropy, *_ = policy.score_tokens(rollout)
         metrics = {"frac_masked": totals.frac_masked, "skipped": 1.0}
-        return Update(math.nan, metrics, scores.logp, scores.entropy, mask, skipped=reason)
+        return Update(math.nan, metrics, logp, entropy, mask, skipped=reason)
 
     size = micro_batch_size or max(1, len(rollout))
     passes = int(collectives.maxima({"passes": float(math.ceil(len(rollout) / size))})["passes"])
@@ -108,13 +120,14 @@ def loss_step(
     with evaluation_mode(policy.model):
         for number in range(passes):
             part = slice(number * size, (number + 1) * size)
-            with gradient_sync(policy.scorer, last=number == passes - 1):
+            with updater.micro_batch(last=number == passes - 1):
                 if part.start >= len(rollout):  # other processes have more to do
-                    _pass_of_weight_zero(policy, rollout)
+                    updater.backward(_loss_of_weight_zero(policy, rollout))
                     continue
                 pieces.append(
                     _backward(
                         policy,
+                        updater,
                         rollout.select(part),
                         advantages[part],
                         mask[part],
@@ -128,14 +141,15 @@ def loss_step(
     metrics = _merge(pieces, totals)
     value = metrics["loss"]
     if not math.isfinite(value):
-        optimizer.zero_grad(set_to_none=True)
+        updater.zero_grad()
         raise FloatingPointError(
             f"loss_step: the loss is {value}; the policy is unchanged. Look for NaN in advantages and ref_logps, for "
             "exploding log-ratios (clip_ratio, kl) and for a learning rate that is too high."
         )
-    if policy.version == 0 and policy.strategy == "ddp":
+    if policy.strategy == "ddp" and not policy.gradients_checked:  # not by the version: a resumed run starts above 0
         verify_gradients(policy.trainable_parameters(), collectives.gather)
-    grad_norm = _grad_norm(policy, max_grad_norm)
+        policy.gradients_checked = True
+    grad_norm = updater.clip(math.inf if max_grad_norm is None else max_grad_norm)
     metrics["grad_norm"] = grad_norm
     metrics["learning_rate"] = float(optimizer.param_groups[0]["lr"])
     metrics["frac_masked"] = totals.frac_masked
@@ -144,12 +158,12 @@ def loss_step(
     entropy = torch.cat([p.entropy for p in pieces]) if pieces else blank
     if not math.isfinite(grad_norm):
         reason = f"the gradient norm is {grad_norm}"
-        optimizer.zero_grad(set_to_none=True)
+        updater.zero_grad()
         logger.warning("loss_step: update skipped, %s.", reason)
         metrics["skipped"] = 1.0
         return Update(math.nan, metrics, logp, entropy, mask, skipped=reason)
-    optimizer.step()
-    optimizer.zero_grad(set_to_none=True)
+    updater.step()
+    updater.zero_grad()
     if scheduler is not None:
         scheduler.step()
     policy.version += 1
@@ -186,6 +200,7 @@ class _Piece:
 
 def _backward(
     policy: "Policy",
+    updater: Updater,
     rollout: Rollout,
     advantages: Tensor,
     mask: Tensor,
@@ -212,18 +227,18 @@ def _backward(
     share = _share_of_mean(loss(inputs), inputs, totals, loss)
     if not share.requires_grad:
         raise ValueError(
-            "loss_step: the loss does not depend on the policy's parameters. Expected at least one trainable parameter "
-            "and a loss that uses x.logp; a reference (policy.reference()) is frozen and cannot be trained."
+            "loss_step: the loss does not depend on the policy's parameters. Expected a loss that uses x.logp with its "
+            "gradient."
         )
     aux = 0.0
     if scores.balance_loss is not None:
         weighted = scores.balance_loss * (float(mask.any(-1).sum()) / totals.rows)
         aux, share = float(weighted.detach()), share + balance * weighted
     # Wrappers for several processes average the gradient over them; the mean is over the rows of all.
-    (share * collectives.size()).backward()
+    updater.backward(share * collectives.size())
     with torch.no_grad():
         sums, top = _measure(loss.row_metrics(inputs) if hasattr(loss, "row_metrics") else {}, mask.any(-1))
-        gap = (inputs.logp.detach() - sampler_logp).abs()
+        gap = (inputs.old_logp - sampler_logp).abs()  # of the policy that sampled: later updates move on from it
         sums |= {"loss": float(share.detach()), TOKENS + "entropy": float(inputs.entropy.sum())}
         sums[TOKENS + "sampler_gap/mean"] = float(gap.sum())
         if balance > 0:
@@ -259,15 +274,15 @@ def _share_of_mean(values: Any, x: LossInputs, totals: _Totals, loss: Any) -> Te
     )
 
 
-def _pass_of_weight_zero(policy: "Policy", rollout: Rollout) -> None:
-    """A forward and backward pass that adds nothing, so that every process takes part in every exchange."""
+def _loss_of_weight_zero(policy: "Policy", rollout: Rollout) -> Tensor:
+    """For a pass that adds nothing, so that every process takes part in every exchange."""
     if len(rollout):
         row = rollout.select([0])
     else:
         end = torch.tensor([[policy.eos_ids[0]]])
         yes, zero = torch.ones(1, 1, dtype=torch.bool), torch.zeros(1, dtype=torch.int64)
         row = Rollout(end, yes, end, yes, torch.zeros(1, 1), zero, zero, yes[0], ("",), ("",))
-    (policy.score_tokens(row).logp.sum() * 0.0).backward()
+    return policy.score_tokens(row).logp.sum() * 0.0
 
 
 def _merge(pieces: list[_Piece], totals: _Totals) -> dict[str, float]:
@@ -287,14 +302,6 @@ def _merge(pieces: list[_Piece], totals: _Totals) -> dict[str, float]:
     return metrics | {name: -value if name.endswith("_min") else value for name, value in tops.items()}
 
 
-def _grad_norm(policy: "Policy", max_grad_norm: float | None) -> float:
-    """Total norm of the gradient before clipping; clips in place."""
-    limit = math.inf if max_grad_norm is None else max_grad_norm
-    norm = torch.nn.utils.clip_grad_norm_(policy.trainable_parameters(), limit)
-    # Sharded gradients give a sharded norm, whose local value would depend on the number of processes.
-    return float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
-
-
 def _part(values: Tensor | None, rows: slice) -> Tensor | None:
     return None if values is None else values[rows]
 
@@ -305,42 +312,3 @@ def _nothing_to_learn(totals: _Totals, loss: Any) -> str | None:
     if getattr(loss, "zero_advantage_is_no_signal", False) and totals.with_signal == 0:
         return "every advantage is 0: all completions of each prompt got the same reward, or none"
     return None
-
-
-def _check(
-    policy: "Policy",
-    rollout: Rollout,
-    advantages: Tensor,
-    loss: Any,
-    ref_logps: Tensor | None,
-    old_logps: Tensor | None,
-    micro_batch_size: int | None,
-    max_grad_norm: float | None,
-) -> None:
-    if not len(rollout) and not collectives.is_many():
-        raise ValueError("loss_step: the rollout has no rows.")
-    if advantages.shape != (len(rollout),):
-        raise ValueError(
-            f"loss_step: expected one advantage per completion ({len(rollout)},), got {tuple(advantages.shape)}."
-        )
-    if bool(advantages.isinf().any()):
-        raise FloatingPointError("loss_step: an advantage is infinite; look at the rewards and at the KL.")
-    if not callable(loss):
-        raise TypeError(
-            f"loss_step: loss must be RLOO(), AStarPO() or a function of LossInputs, got {type(loss).__name__}."
-        )
-    if getattr(loss, "needs_reference", False) and ref_logps is None:
-        raise ValueError(
-            f"loss_step: {type(loss).__name__} needs ref_logps=rl.compute_logps(reference, rollout); got None."
-        )
-    tensors: Mapping[str, Tensor | None] = {"ref_logps": ref_logps, "old_logps": old_logps}
-    for name, value in tensors.items():
-        if value is not None and value.shape != rollout.completion_mask.shape:
-            raise ValueError(
-                f"loss_step: {name} must have the rollout's (B,T) shape {tuple(rollout.completion_mask.shape)}, got "
-                f"{tuple(value.shape)}: was it computed from another rollout?"
-            )
-    if micro_batch_size is not None and micro_batch_size < 1:
-        raise ValueError(f"loss_step: micro_batch_size must be at least 1 or None, got {micro_batch_size}.")
-    if max_grad_norm is not None and not max_grad_norm > 0:
-        raise ValueError(f"loss_step: max_grad_norm must be > 0 or None, got {max_grad_norm}.")

@@ -1,4 +1,4 @@
-"""How a policy's weights lie on several processes: whole on each (DDP) or in shards (FSDP2).
+"""How a policy's weights lie on several processes: whole on each (DDP) or in shards (FSDP2, and ZeRO-3 in zero3.py).
 
 Both stand around `TokenScorer`, through whose `forward` every log-probability with a gradient goes. Sampling and
 log-probabilities without gradient need no gradient exchange: DDP is passed by, and FSDP2's shards are gathered once for
@@ -11,7 +11,8 @@ first forward decides which module is the root; `generate` on a sharded PEFT wra
 import contextlib
 import inspect
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
 import torch.distributed as dist
@@ -22,7 +23,61 @@ from rlkit.logps import causal_lm_of
 if TYPE_CHECKING:
     from rlkit.policy import Policy
 
-STRATEGIES = ("auto", "single", "ddp", "fsdp2")
+
+@runtime_checkable
+class Updater(Protocol):
+    """What `loss_step` asks of a strategy: from the losses of the micro-batches to one optimizer step."""
+
+    def zero_grad(self) -> None:
+        """Drop the gradient."""
+
+    def micro_batch(self, *, last: bool) -> contextlib.AbstractContextManager[None]:
+        """Around the forward and backward pass of a micro-batch; after the last one gradients are exchanged."""
+
+    def backward(self, loss: torch.Tensor) -> None:
+        """Add the gradient of a loss; the processes' gradients are averaged."""
+
+    def clip(self, max_norm: float) -> float:
+        """Total norm of the gradient, which is clipped to `max_norm`."""
+
+    def step(self) -> None:
+        """Take the optimizer step."""
+
+
+class TorchUpdater:
+    """Of one process, DDP and FSDP2: the gradients lie in the parameters that the optimizer has."""
+
+    def __init__(self, policy: "Policy", optimizer: torch.optim.Optimizer) -> None:
+        self.policy, self.optimizer = policy, optimizer
+
+    def zero_grad(self) -> None:
+        """No gradient is left in any parameter, also not in those that the optimizer does not train."""
+        for parameter in self.policy.model.parameters():
+            parameter.grad = None
+
+    def micro_batch(self, *, last: bool) -> contextlib.AbstractContextManager[None]:
+        """Gradients are exchanged in the backward pass of the last micro-batch only."""
+        return gradient_sync(self.policy.scorer, last=last)
+
+    def backward(self, loss: torch.Tensor) -> None:
+        """Add the gradient of a loss."""
+        loss.backward()
+
+    def clip(self, max_norm: float) -> float:
+        """Total norm of the gradient of what the optimizer trains, before clipping; clips in place."""
+        trained = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+        norm = torch.nn.utils.clip_grad_norm_(trained, max_norm)
+        # Sharded gradients give a sharded norm, whose local value would depend on the number of processes.
+        return float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
+
+    def step(self) -> None:
+        """Take the optimizer step."""
+        self.optimizer.step()
+
+
+def updater_of(policy: "Policy", optimizer: torch.optim.Optimizer) -> Updater:
+    """How this policy is updated, as it was prepared."""
+    return policy.local_scorer.zero3 or TorchUpdater(policy, optimizer)
 
 
 def wrap_ddp(policy: "Policy") -> None:
@@ -53,6 +108,11 @@ def wrap_fsdp2(policy: "Policy") -> None:
         fully_shard(layer, mesh=mesh)
     fully_shard(policy.local_scorer, mesh=mesh)
     policy.scorer = policy.local_scorer
+    # By itself FSDP fetches ahead what came before in its record of all forward passes, those without gradient too, of
+    # which processes may take different numbers: the exchanges would no longer fit together.
+    modules: list[Any] = [policy.scorer, *layers, policy.scorer]
+    for before, module in pairwise(modules):
+        module.set_modules_to_backward_prefetch([before])
     # The first forward decides which module is FSDP's root: let it be the scorer, before anything samples.
     probe = torch.zeros(1, 2, dtype=torch.int64, device=policy.device)
     row, column = torch.zeros(1, dtype=torch.int64), torch.ones(1, dtype=torch.int64)
@@ -79,11 +139,17 @@ def fsdp_modules(scorer: nn.Module) -> list[Any]:
 
 
 @contextlib.contextmanager
-def gathered(scorer: nn.Module) -> Iterator[None]:
+def gathered(scorer: nn.Module, *, write: bool = False) -> Iterator[None]:
     """Inside, sharded weights are whole on every process, and forward passes exchange nothing.
 
-    Needs the memory of the whole model for as long as it lasts (docs/scaling.md).
+    Needs the memory of the whole model for as long as it lasts (docs/scaling.md). Changes are kept under FSDP2 never,
+    under ZeRO-3 with `write`.
     """
+    zero3: Any = getattr(scorer, "zero3", None)
+    if zero3 is not None:
+        with zero3.gathered(write=write):
+            yield
+        return
     modules = fsdp_modules(scorer) if dist.is_available() and dist.is_initialized() else []
     for module in modules:
         module.unshard()

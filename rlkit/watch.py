@@ -4,6 +4,7 @@ Without this the others wait in their next collective until its timeout, half an
 writes its traceback to the rendezvous store; a thread in every process looks there once a second.
 """
 
+import atexit
 import os
 import sys
 import threading
@@ -38,12 +39,20 @@ def start(store: Any, rank: int) -> None:
         threading.Timer(GRACE_SECONDS, os._exit, (1,)).start()
 
     sys.excepthook = report
-    threading.Thread(target=_look, args=(mine, rank), name="rlkit-watch", daemon=True).start()
+    ended = threading.Event()
+    thread = threading.Thread(target=_look, args=(mine, rank, ended), name="rlkit-watch", daemon=True)
+    thread.start()
+
+    def end() -> None:
+        """Before the interpreter goes: a thread that comes back from the store after that aborts the process."""
+        ended.set()
+        thread.join(timeout=10 * POLL_SECONDS)
+
+    atexit.register(end)
 
 
-def _look(store: Any, rank: int) -> None:
-    wait = threading.Event()
-    while not wait.wait(POLL_SECONDS):
+def _look(store: Any, rank: int, ended: threading.Event) -> None:
+    while not ended.wait(POLL_SECONDS):
         try:
             if not store.check([KEY]):
                 continue

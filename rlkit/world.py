@@ -12,7 +12,7 @@ import hashlib
 import os
 import random
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, overload
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from torch.nn import Parameter
 
 OptimizerT = TypeVar("OptimizerT", bound=torch.optim.Optimizer)
-Strategy = Literal["auto", "single", "ddp", "fsdp2"]
+Strategy = Literal["auto", "single", "ddp", "fsdp2", "zero3"]
 Precision = Literal["fp32", "bf16"]
 STRATEGY_VARIABLE = "RLKIT_STRATEGY"
 PRECISION_VARIABLE = "RLKIT_PRECISION"
@@ -85,8 +85,8 @@ class World:
                 `lambda params: torch.optim.AdamW(params, lr=1e-5)`. It is called after the weights have been moved or
                 sharded.
             strategy: "auto" takes the environment variable RLKIT_STRATEGY, else "ddp" on several processes and "single"
-                on one. "fsdp2" shards weights, gradients and optimizer state. On one process every strategy is
-                "single".
+                on one. "fsdp2" shards weights, gradients and optimizer state; "zero3" does so with DeepSpeed (extra).
+                On one process every strategy is "single".
             precision: "bf16" runs every pass under bfloat16 autocast on float32 weights; "fp32" does not; None takes
                 the environment variable RLKIT_PRECISION, else leaves the policy's own setting.
 
@@ -96,6 +96,7 @@ class World:
         Raises:
             ValueError: unknown strategy or precision, no trainable parameter, "single" on several processes.
             TypeError: an optimizer instead of a function that makes one.
+            ImportError: "zero3" without DeepSpeed.
             RuntimeError: the processes were given different policies or settings.
         """
         chosen = self._strategy(strategy)
@@ -123,6 +124,12 @@ class World:
             wrap_ddp(policy)
         elif chosen == "fsdp2":
             wrap_fsdp2(policy)
+        elif chosen == "zero3":
+            from rlkit.zero3 import wrap_zero3  # only here: DeepSpeed is an extra
+
+            built: Any = wrap_zero3(policy, optimizer)
+            policy.strategy = chosen
+            return policy if optimizer is None else (policy, built)
         policy.strategy = chosen
         return policy if optimizer is None else (policy, optimizer(policy.trainable_parameters()))
 
@@ -248,12 +255,3 @@ def _print_from_main_only() -> None:
     """Standard output of the other ranks goes nowhere; errors and warnings still reach the console."""
     if os.environ.get("RLKIT_PRINT_ALL_RANKS", "0") != "1":
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # lives as long as the process
-
-
-@contextlib.contextmanager
-def only_main() -> Iterator[bool]:
-    """True on the main process; the others wait at the end until it is done."""
-    try:
-        yield collectives.rank() == 0
-    finally:
-        collectives.barrier()

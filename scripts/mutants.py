@@ -73,9 +73,9 @@ MUTANTS = [
     Mutant("rows without a target in the loss", STEP, "rollout.completion_mask.to(device) & ~advantages.isnan()[:, None]", "rollout.completion_mask.to(device)", "test_step.py"),
     Mutant("old log-probabilities with gradient", STEP, "old_logps.to(device)).detach(), 0.0)", "old_logps.to(device)), 0.0)", "test_step.py"),
     Mutant("old log-probabilities recomputed", STEP, "(scores.logp if old_logps is None else old_logps.to(device))", "scores.logp", "test_step.py"),
-    Mutant("gradients of an earlier step kept", STEP, "    reason = _nothing_to_learn(totals, loss)\n    optimizer.zero_grad(set_to_none=True)\n", "    reason = _nothing_to_learn(totals, loss)\n", "test_step.py"),
+    Mutant("gradients of an earlier step kept", STEP, "    updater = updater_of(policy, optimizer)\n    updater.zero_grad()\n", "    updater = updater_of(policy, optimizer)\n", "test_step.py"),
     Mutant("policy version not counted", STEP, "policy.version += 1", "policy.version += 0", "test_step.py"),
-    Mutant("gradient not clipped", STEP, "limit = math.inf if max_grad_norm is None else max_grad_norm", "limit = math.inf", "test_step.py"),
+    Mutant("gradient not clipped", STEP, "updater.clip(math.inf if max_grad_norm is None else max_grad_norm)", "updater.clip(math.inf)", "test_step.py"),
     Mutant("NaN loss stepped", STEP, "if not math.isfinite(value):", "if False:", "test_step.py"),
     # the sampler
     Mutant("end token dropped", DECODE, "lengths[rows[ended | stopped]] = step + 1", "lengths[rows[ended | stopped]] = max(step, 1)", SAMPLING),

@@ -338,24 +338,28 @@ BAD_LOADERS = {
     "no template": (
         {"dataset": [{"prompt": user("1")}]},
         ValueError,
-        "PromptLoader: the prompts are conversations but the tokenizer has no chat template",
+        r"PromptLoader: row 0: the prompt is a conversation but the tokenizer has no chat template",
     ),
     "a number": (
         {"dataset": [{"prompt": 7}]},
         TypeError,
-        "PromptLoader: a prompt must be text or a list of messages .*got int: '7'",
+        r"PromptLoader: row 0: a prompt must be text or a list of messages .*got int: '7'",
     ),
     "no messages": (
         {"dataset": [{"prompt": []}]},
         TypeError,
-        "PromptLoader: a prompt must be text or a list of messages .*got list",
+        r"PromptLoader: row 0: a prompt must be text or a list of messages .*got list",
     ),
     "messages without role": (
         {"dataset": [{"prompt": [{"content": "1"}]}]},
         TypeError,
-        "PromptLoader: a prompt must be text or a list of messages",
+        r"PromptLoader: row 0: a prompt must be text or a list of messages",
     ),
-    "empty prompt": ({"dataset": [{"prompt": ""}]}, ValueError, "PromptLoader: a prompt has no token: it is empty"),
+    "empty prompt": (
+        {"dataset": [{"prompt": ""}]},
+        ValueError,
+        "PromptLoader: row 0: the prompt has no token: it is empty",
+    ),
 }
 
 

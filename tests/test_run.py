@@ -339,8 +339,8 @@ def test_bad_logs_are_named_and_leave_no_trace(run, unchecked, arguments, kind, 
 def test_the_dashboard_prints_a_line_every_so_many_steps(run, capsys):
     run.dashboard(every=2)
     for step in range(3):
-        run.log(step, loss=0.5, kl=float("nan"))
-    assert capsys.readouterr().out.splitlines() == ["step 0 | kl - | loss 0.500", "step 2 | kl - | loss 0.500"]
+        run.log(step, entropy=0.5, kl=float("nan"), loss=1e-9)
+    assert capsys.readouterr().out.splitlines() == ["step 0 | kl - | entropy 0.500", "step 2 | kl - | entropy 0.500"]
 
 
 def test_a_line_shows_what_says_how_it_goes():

@@ -1,6 +1,5 @@
 """V* from reference samples: the table, what is kept and dropped, and stage 1 on a real tiny model."""
 
-import logging
 import math
 
 import pytest
@@ -130,13 +129,12 @@ def test_the_threshold_can_be_moved():
     assert make_table(rewards, rows, success_threshold=-1.5).keep_solvable(rows) == rows
 
 
-def test_it_says_how_many_rows_go_and_why(caplog):
+def test_it_says_how_many_rows_go_and_why(caplog, capsys):
     """Formula 5 of A*-PO: never solved and unscorable are counted apart."""
     rows = rows_of(4)
     table = make_table([[1, 0], [0, 0], [None, None], [0, -1]], rows)
-    with caplog.at_level(logging.INFO, logger="rlkit"):
-        table.keep_solvable(rows)
-    assert "kept 1 of 4 rows; 2 were never solved in 2 samples (reward > 0)" in caplog.text
+    table.keep_solvable(rows)
+    assert "kept 1 of 4 rows; 2 were never solved in 2 samples (reward > 0)" in capsys.readouterr().out
     assert "1 row(s) have no reward at all and are left out, e.g. rows [2]" in caplog.text
     assert "never solved: 2 (50.0%), without a reward: 1" in repr(table)
 

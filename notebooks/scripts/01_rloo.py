@@ -4,7 +4,7 @@
     torchrun --nproc_per_node 8 01_rloo.py --strategy fsdp2 --out runs/a --resume auto
     rlkit export 01_rloo.ipynb --slurm job.sbatch --nodes 4 --gpus-per-node 8
 
-sha256 of the code: fa8e0b7d067c2c57f3c972535692387f60fc9f61d2ef7905b04df9f78801f485
+sha256 of the code: 83361772ccb5908a77f8425a825a45e88bad6debdd3cb9affddb42b215a748cd
 """
 
 # # RLOO: REINFORCE with a leave-one-out baseline
@@ -64,7 +64,7 @@ if __name__ in ("__main__", "__mp_main__"):  # the command line decides, in work
 
 
 if __name__ == "__main__":
-    rlkit_script.start(__file__, notebook="01_rloo.ipynb", sha256="fa8e0b7d067c2c57f3c972535692387f60fc9f61d2ef7905b04df9f78801f485")
+    rlkit_script.start(__file__, notebook="01_rloo.ipynb", sha256="83361772ccb5908a77f8425a825a45e88bad6debdd3cb9affddb42b215a748cd")
 
     # %% cell 3
     # One correct completion among four: it is better than the others by 1, each of the others is worse by a third.
@@ -94,13 +94,15 @@ if __name__ == "__main__":
     # ## The loop
     #
     # Five steps: **sample** completions, **score** them, measure the KL from the reference, turn rewards into **advantages**, take a **loss step**.
-    # Interrupt it at any time: the current step ends, everything is on disk, and running the cell again goes on from there.
+    # Interrupt the loop at any time: the current step ends, a checkpoint is on disk, and running the loop's cell again goes on from
+    # there. (The cell before it makes a *new* run.)
 
-    # %% cell 11 [loop]
+    # %% cell 11
     run = rl.Run("runs/rloo-first")
     run.dashboard(every=20)
-    run.track(policy, optimizer, prompts=prompts)  # what a checkpoint holds, for `--resume` of the script
+    run.track(policy, optimizer, prompts=prompts)  # their state is saved with the run
 
+    # %% cell 12 [loop]
     for step, batch in run.steps(prompts, max_steps):
         rollout = rl.sample(policy, batch, num_generations=num_generations, max_completion_length=max_completion_length)
         scores = rl.score(rollout, task.rewards)
@@ -113,18 +115,18 @@ if __name__ == "__main__":
     # Every record of the last step is still here, and shows itself. A group whose completions all got the same reward has advantage 0
     # everywhere: it teaches nothing (`frac_reward_zero_std` counts them).
 
-    # %% cell 13
+    # %% cell 14
     rollout
 
     # ## What came of it
 
-    # %% cell 15
+    # %% cell 16
     run.plot("reward", "frac_reward_zero_std")
 
-    # %% cell 16
+    # %% cell 17
     run.plot("kl", "entropy")
 
-    # %% cell 17
+    # %% cell 18
     after = rl.evaluate(policy, test_rows, task.rewards, max_completion_length=max_completion_length)
     print(f"held-out accuracy {before.reward:.3f} -> {after.reward:.3f}")
 
@@ -134,7 +136,7 @@ if __name__ == "__main__":
     table["after"], table["reward after"] = after.to_pandas()["completion"], after.to_pandas()["reward"]
     table.head(12)
 
-    # %% cell 18
+    # %% cell 19
     if run.step >= 120 and model_name == "tiny-add":  # a shorter run promises nothing
         assert before.reward <= 0.45, before
         assert after.reward >= 0.75, after
@@ -142,7 +144,7 @@ if __name__ == "__main__":
     # ## Where to go from here
     #
     # - Lesson zero, [00_exact_gradient](../tutorials/00_exact_gradient.ipynb), proves on a model small enough to enumerate that this gradient is unbiased.
-    # - [02_a2po](02_a2po.ipynb) trains the same model with A*-PO; the two loops differ in four lines.
+    # - [02_a2po](02_a2po.ipynb) trains the same model with A*-PO; the two loops differ in a few lines.
     # - To use your own model and data: `rl.load_policy("folder or hub id")`, a dataset with a `prompt` column, and a function
     #   `def reward(completions, answer, **kwargs) -> list[float]`.
     # - To take several updates per rollout, repeat `loss_step` with `old_logps=update.logp` of the first one: then clipping has work to do.

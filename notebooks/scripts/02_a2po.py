@@ -4,7 +4,7 @@
     torchrun --nproc_per_node 8 02_a2po.py --strategy fsdp2 --out runs/a --resume auto
     rlkit export 02_a2po.ipynb --slurm job.sbatch --nodes 4 --gpus-per-node 8
 
-sha256 of the code: b5045b84eb82c4f637f3f13079582c6c672b2c88e59a72948177671ba52dcbc5
+sha256 of the code: 90c9b20c2fcf9c2356eb4a018c852b7ae991b37e037eaca642c7ae66b43dd045
 """
 
 # # A*-PO: regression onto the optimal advantage
@@ -63,7 +63,7 @@ if __name__ in ("__main__", "__mp_main__"):  # the command line decides, in work
 
 
 if __name__ == "__main__":
-    rlkit_script.start(__file__, notebook="02_a2po.ipynb", sha256="b5045b84eb82c4f637f3f13079582c6c672b2c88e59a72948177671ba52dcbc5")
+    rlkit_script.start(__file__, notebook="02_a2po.ipynb", sha256="90c9b20c2fcf9c2356eb4a018c852b7ae991b37e037eaca642c7ae66b43dd045")
 
     # %% cell 3
     # Four samples of the reference, one of them right. A small beta1 believes in the best sample, a large one in the mean.
@@ -107,16 +107,17 @@ if __name__ == "__main__":
 
     # ## Stage 2: the loop
     #
-    # Against RLOO four lines differ: one generation per prompt, the reference's log-probabilities go into the loss instead of the reward, the
+    # Against RLOO a few lines differ: one generation per prompt, the reference's log-probabilities go into the loss instead of the reward, the
     # advantage is $R - V^*$, and the loss is the squared error. No other completion of the prompt is needed, no clipping, no baseline.
 
-    # %% cell 12 [loop]
+    # %% cell 12
     prompts = rl.PromptLoader(vstar.keep_solvable(task.train), policy, batch_size=batch_size, seed=seed)
     run = rl.Run("runs/a2po-first")
     run.count_reward_calls(vstar.reward_calls)
     run.dashboard(every=20)
-    run.track(policy, optimizer, prompts=prompts)  # what a checkpoint holds, for `--resume` of the script
+    run.track(policy, optimizer, prompts=prompts)  # their state is saved with the run
 
+    # %% cell 13 [loop]
     for step, batch in run.steps(prompts, max_steps):
         rollout = rl.sample(policy, batch, num_generations=1, max_completion_length=max_completion_length)
         scores = rl.score(rollout, task.rewards)
@@ -129,13 +130,13 @@ if __name__ == "__main__":
     # The implicit reward $\beta_2 \log(\pi/\pi_{ref})$ moves towards the advantage; with a small $\beta_2$ it stays far from it, and the update is
     # REINFORCE with baseline $V^*$ and a scale of $2\beta_2$.
 
-    # %% cell 14
+    # %% cell 15
     run.plot("reward", "v_star")
 
-    # %% cell 15
+    # %% cell 16
     run.plot("implicit_reward", "advantage")
 
-    # %% cell 16
+    # %% cell 17
     after = rl.evaluate(policy, test_rows, task.rewards, max_completion_length=max_completion_length)
     print(f"held-out accuracy {before.reward:.3f} -> {after.reward:.3f}")
 
@@ -145,7 +146,7 @@ if __name__ == "__main__":
     table["after"], table["reward after"] = after.to_pandas()["completion"], after.to_pandas()["reward"]
     table.head(12)
 
-    # %% cell 17
+    # %% cell 18
     if run.step >= 150 and model_name == "tiny-add":  # a shorter run promises nothing
         assert before.reward <= 0.45, before
         assert after.reward >= 0.75, after

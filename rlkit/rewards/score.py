@@ -2,12 +2,14 @@
 
 A reward function gets TRL's keyword arguments (prompts, completions, completion_ids, trainer_state, log_extra,
 log_metric, and every dataset column, one value per completion), but only those that it accepts, and returns one number
-or None per completion. None means "no opinion": the function is left out of that row's sum. If all abstain the row has
-no reward (NaN), which is not the same as a reward of 0 (known_faults B01).
+or None per completion. None (or NaN) means "no opinion": the function is left out of that row's sum. If all abstain the
+row has no reward (NaN), which is not the same as a reward of 0 (known_faults B01).
 
 Left out for now: async functions, reward models, timeouts.
 """
 
+import contextlib
+import copy
 import inspect
 import logging
 import math
@@ -18,7 +20,7 @@ from typing import Any
 
 import torch
 
-from rlkit.metrics import METRICS
+from rlkit.metrics import describe
 from rlkit.rollout import Rollout, Scores, text_of
 
 logger = logging.getLogger(__name__)
@@ -90,14 +92,19 @@ def score(
     names = unique_names(functions)
     if weights is None:
         weights = [1.0] * len(functions)
+    if not isinstance(weights, Sequence):
+        raise TypeError(f"score: weights must be a list with one number per reward function, got {weights!r}.")
     if len(weights) != len(functions):
         raise ValueError(
             f"score: expected one weight per reward function ({len(functions)}: {list(names)}), got {len(weights)}."
         )
     if not all(math.isfinite(weight) for weight in weights):
         raise ValueError(f"score: weights must be finite numbers, got {list(weights)}.")
-    if clip_range is not None and not clip_range[0] < clip_range[1]:
-        raise ValueError(f"score: clip_range must be (low, high) with low < high, got {clip_range}.")
+    if clip_range is not None and (None in clip_range or not clip_range[0] < clip_range[1]):
+        raise ValueError(
+            f"score: clip_range must be (low, high) with low < high, got {clip_range}; float('-inf') and "
+            "float('inf') leave a side open."
+        )
 
     log = _RewardLog(len(rollout))
     state = StepState(global_step=rollout.policy_version) if state is None else state
@@ -158,19 +165,23 @@ def unique_names(functions: Sequence[Any]) -> tuple[str, ...]:
 
 
 def _arguments(rollout: Rollout, state: Any, log: "_RewardLog") -> dict[str, Any]:
-    """What a function is offered, in lists of its own: what it does to them reaches nobody else."""
+    """What a function is offered, as its own copies: what it does to them reaches nobody else."""
     lengths = rollout.lengths.tolist()
     ids = rollout.completion_ids.tolist()
-    columns = {name: list(values) for name, values in rollout.columns.items() if name not in NOT_COLUMNS}
+    columns = {name: _own(values) for name, values in rollout.columns.items() if name not in NOT_COLUMNS}
     return {
         **columns,
-        "prompts": list(rollout.prompts),
-        "completions": list(rollout.completions),
+        "prompts": _own(rollout.prompts),
+        "completions": _own(rollout.completions),
         "completion_ids": [row[:length] for row, length in zip(ids, lengths, strict=True)],
         "trainer_state": state,
         "log_extra": log.extra,
         "log_metric": log.metric,
     }
+
+
+def _own(values: Sequence[Any]) -> list[Any]:
+    return [copy.deepcopy(value) if isinstance(value, (list, dict)) else value for value in values]
 
 
 def _accepted(function: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -230,7 +241,10 @@ def _number(value: Any, name: str, row: int) -> float:
             f"score: reward function {name!r} returned {type(value).__name__} {str(value)[:60]!r} for completion "
             f"{row}; expected a number, a bool or None."
         )
-    number = float(value)
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
     if abs(number) > torch.finfo(torch.float32).max:
         raise ValueError(
             f"score: reward function {name!r} returned {number} for completion {row}; rewards must be finite."
@@ -248,6 +262,8 @@ class _RewardLog:
 
     def extra(self, column: str, values: Sequence[Any]) -> None:
         """`log_extra`: a further column of the completions table."""
+        if column in ("group_id", "reward") or column.startswith("rewards/"):
+            raise ValueError(f"log_extra({column!r}): the table has a column of that name; choose another one.")
         if len(values) != self._count:
             raise ValueError(
                 f"log_extra({column!r}): expected {self._count} values, one per completion, got {len(values)}."
@@ -256,7 +272,8 @@ class _RewardLog:
 
     def metric(self, name: str, value: float) -> None:
         """`log_metric`: a number for the log, averaged over the calls of the step."""
-        if name in METRICS:
+        with contextlib.suppress(KeyError):
+            describe(name)
             raise ValueError(f"log_metric({name!r}): rlkit measures a metric of that name; choose another one.")
         self._numbers.setdefault(name, []).append(float(value))
 

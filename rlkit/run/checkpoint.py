@@ -2,6 +2,7 @@
 
     ckpt/step-000100/   weights, optimizer and scheduler (torch.distributed.checkpoint: any number of processes can load
                         what any other number saved), rng-0.pt ... (random states), run.json (counters, data position)
+                        under ZeRO-3 zero3/ instead, in DeepSpeed's format: only for the same number of processes
     ckpt/latest         name of the newest whole checkpoint
     ckpt/best           name of the best one, if a metric was named
 
@@ -70,16 +71,28 @@ def save(folder: Path, tracked: Tracked, counters: Mapping[str, Any], score: flo
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
     collectives.barrier()
-    with _quiet():
-        import torch.distributed.checkpoint as dcp  # a second of import time, so only here
+    if zero3 := tracked.policy.local_scorer.zero3:
+        zero3.save(partial, _scheduler_state(tracked))
+    else:
+        with _quiet():
+            import torch.distributed.checkpoint as dcp  # a second of import time, so only here
 
-        dcp.save(_state(tracked), checkpoint_id=str(partial), no_dist=not collectives.is_many())
+            dcp.save(_state(tracked), checkpoint_id=str(partial), no_dist=not collectives.is_many())
     torch.save(_random_state(), partial / f"rng-{collectives.rank()}.pt")
     collectives.barrier()
     if collectives.rank() == 0:
-        extra = {"version": tracked.policy.version, "processes": collectives.size(), "score": score}
+        extra = {
+            "version": tracked.policy.version,
+            "strategy": tracked.policy.strategy,
+            "processes": collectives.size(),
+            "score": score,
+            "optimizer_has_state": bool(tracked.optimizer.state),
+        }
         write_json(partial / "run.json", dict(counters) | extra)
-        shutil.rmtree(target, ignore_errors=True)
+        if target.exists():  # aside in one go: deleted bit by bit it would be no whole checkpoint, nor the new one yet
+            aside = folder / f"{target.name}.old.partial"
+            shutil.rmtree(aside, ignore_errors=True)
+            os.replace(target, aside)
         os.replace(partial, target)
         _point(folder / "latest", target.name)
         if score is not None and score >= _score_of(folder, "best"):
@@ -94,31 +107,22 @@ def load(checkpoint: Path, tracked: Tracked) -> dict[str, Any]:
 
     Raises:
         FileNotFoundError: there is no whole checkpoint at that path.
-        RuntimeError: the checkpoint belongs to another model or optimizer.
+        RuntimeError: the checkpoint belongs to another model or optimizer, or is one of ZeRO-3 and the processes are
+            others than those that saved it.
     """
     if not (checkpoint / "run.json").exists():
         raise FileNotFoundError(f"run.resume: {checkpoint} is no whole checkpoint (run.json is missing).")
     counters = json.loads((checkpoint / "run.json").read_text(encoding="utf-8"))
-    state = _state(tracked)
-    with _quiet():
+    _check_layout(checkpoint, counters, tracked)
+    if zero3 := tracked.policy.local_scorer.zero3:
         try:
-            import torch.distributed.checkpoint as dcp
-
-            dcp.load(state, checkpoint_id=str(checkpoint), no_dist=not collectives.is_many())
+            state = zero3.load(checkpoint)
         except Exception as error:
-            raise RuntimeError(
-                f"run.resume: {checkpoint} does not fit the tracked policy and optimizer: were they made with other "
-                f"settings? torch says: {str(error)[:500]}"
-            ) from error
-        from torch.distributed.checkpoint.state_dict import StateDictOptions, set_state_dict
-
-        set_state_dict(
-            tracked.policy.model,
-            tracked.optimizer,
-            model_state_dict=state["model"],
-            optim_state_dict=state["optimizer"],
-            options=StateDictOptions(ignore_frozen_params=True, strict=False),
-        )
+            raise RuntimeError(_misfit(checkpoint, "DeepSpeed", error)) from error
+    else:
+        state = _load_state(checkpoint, tracked)
+        if not counters.get("optimizer_has_state", True):
+            tracked.optimizer.state.clear()
     if tracked.scheduler is not None:
         tracked.scheduler.load_state_dict(state["scheduler"])  # type: ignore[attr-defined]
     tracked.policy.version = counters["version"]
@@ -129,23 +133,74 @@ def load(checkpoint: Path, tracked: Tracked) -> dict[str, Any]:
     return counters
 
 
+def _check_layout(checkpoint: Path, counters: Mapping[str, Any], tracked: Tracked) -> None:
+    """The formats of torch and DeepSpeed do not mix, and DeepSpeed's is for one number of processes."""
+    saved, now = (strategy == "zero3" for strategy in (counters.get("strategy"), tracked.policy.strategy))
+    if saved != now or (now and counters["processes"] != collectives.size()):
+        raise RuntimeError(
+            f"run.resume: {checkpoint} was saved as {counters.get('strategy')!r} on {counters['processes']} processes, "
+            f"this run is {tracked.policy.strategy!r} on {collectives.size()}. A checkpoint of zero3 can only be "
+            "loaded as zero3 on as many processes, and no other one as zero3; go on as it was saved. To change over, "
+            "save the weights with policy.save_pretrained there and start a new run from them."
+        )
+
+
+def _misfit(checkpoint: Path, who: str, error: Exception) -> str:
+    return (
+        f"run.resume: {checkpoint} does not fit the tracked policy and optimizer: were they made with other settings? "
+        f"{who} says: {str(error)[:500]}"
+    )
+
+
+def _load_state(checkpoint: Path, tracked: Tracked) -> dict[str, Any]:
+    state = _state(tracked)
+    with _quiet():
+        try:
+            import torch.distributed.checkpoint as dcp
+
+            dcp.load(state, checkpoint_id=str(checkpoint), no_dist=not collectives.is_many())
+        except Exception as error:
+            raise RuntimeError(_misfit(checkpoint, "torch", error)) from error
+        from torch.distributed.checkpoint.state_dict import StateDictOptions, set_state_dict
+
+        set_state_dict(
+            tracked.policy.model,
+            tracked.optimizer,
+            model_state_dict=state["model"],
+            optim_state_dict=state["optimizer"],
+            options=StateDictOptions(ignore_frozen_params=True, strict=False),
+        )
+    return state
+
+
 def newest(folder: Path) -> Path | None:
     """The newest whole checkpoint of a `ckpt` folder, or None."""
     pointer = folder / "latest"
-    return folder / pointer.read_text(encoding="utf-8").strip() if pointer.exists() else None
+    if not pointer.exists():
+        return None
+    found = folder / pointer.read_text(encoding="utf-8").strip()
+    # A process that was killed while it wrote a checkpoint of that name again left the new one, the old one, or both.
+    for other in (folder / f"{found.name}.partial", folder / f"{found.name}.old.partial"):
+        if collectives.rank() == 0 and not found.exists() and (other / "run.json").exists():
+            os.replace(other, found)
+    return found
 
 
 def _state(tracked: Tracked) -> dict[str, Any]:
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
 
+    untouched = not tracked.optimizer.state
     with _quiet():
         model, optimizer = get_state_dict(
             tracked.policy.model, tracked.optimizer, options=StateDictOptions(ignore_frozen_params=True)
         )
-    state: dict[str, Any] = {"model": model, "optimizer": optimizer}
-    if tracked.scheduler is not None:
-        state["scheduler"] = tracked.scheduler.state_dict()  # type: ignore[attr-defined]
-    return state
+    if untouched:  # torch has stepped it once to give it a state, and Adam's bias correction would count that
+        tracked.optimizer.state.clear()
+    return {"model": model, "optimizer": optimizer} | _scheduler_state(tracked)
+
+
+def _scheduler_state(tracked: Tracked) -> dict[str, Any]:
+    return {} if tracked.scheduler is None else {"scheduler": tracked.scheduler.state_dict()}  # type: ignore[attr-defined]
 
 
 def _random_state() -> dict[str, Any]:

@@ -1,10 +1,10 @@
 """From the records of a step to the numbers that are logged, over the rows of all processes."""
 
+import numbers
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from rlkit import collectives
@@ -71,7 +71,8 @@ def format_line(line: Mapping[str, Any]) -> str:
     """
     parts = [f"step {line['step']}"]
     for name in LINE:
-        if name in line:
+        # The value of RLOO's loss says nothing beyond its gradient; that of a regression does.
+        if name in line and (name != "loss" or "implicit_reward" in line):
             value = line[name]
             short = name.removeprefix("completions/").removesuffix("/region_mean")
             parts.append(f"{short} -" if value is None else f"{short} {value:.3f}")
@@ -84,6 +85,6 @@ def _mean_of(name: str, value: Any) -> float:
         known = collectives.gather_rows({name: value.detach().float().reshape(-1)})[name]
         known = known[~known.isnan()]
         return float(known.mean()) if known.numel() else float("nan")
-    if isinstance(value, (int, float)) or torch.is_tensor(value):
+    if isinstance(value, numbers.Real):  # numpy's numbers too
         return float(value)
     raise TypeError(f"run.log: {name!r} must be a number or a tensor, got {type(value).__name__}.")

@@ -239,7 +239,11 @@ class Run:
             self._prompts = prompts
         if current.resume and not self._resumed and not self.step:
             self.resume()
+        if self.step >= max_steps:
+            print(f"rlkit: all {max_steps} steps are done; raise max_steps, or make a new Run, for more")
         self.max_steps, self.stopped, self._flag.reason = max_steps, None, None
+        if collectives.is_many():
+            _ = self.path  # chosen together: an error in the loop closes this generator on one process only
         stream = iter(prompts)
         with self._flag.listening(), self._progress_bar(max_steps, progress):
             while self.step < max_steps and self.stopped is None:
@@ -270,7 +274,8 @@ class Run:
             if self._tracked is not None:
                 self.save()
         if self.stopped in ("interrupted", "preempted"):
-            print(f"rlkit: stopped after step {self.step - 1} of {max_steps}; everything is in {self.path}")
+            what = "everything is" if self._tracked else "the log is (weights were not saved: no run.track)"
+            print(f"rlkit: stopped after step {self.step - 1} of {max_steps}; {what} in {self.path}")
         if self.stopped == "preempted":
             if collectives.rank() == 0:
                 (self.path / "STOPPED").write_text(f"{self.step}\n", encoding="utf-8")
@@ -328,7 +333,7 @@ class Run:
         update: Update | None = None,
         *,
         ref_logps: Tensor | None = None,
-        **extra: float | Tensor,
+        **extra: Any,
     ) -> dict[str, int | float | None]:
         """Measure a step and append the numbers to `metrics.jsonl`.
 
@@ -341,7 +346,7 @@ class Run:
             advantages: their mean and spread.
             update: the update's metrics; of several updates on one rollout give the last one.
             ref_logps: log-probabilities of the reference, for the KL.
-            **extra: further numbers by name; of a tensor the mean over what is not NaN.
+            **extra: further numbers by name; of a tensor, one value per row, the mean over what is not NaN.
 
         Returns:
             The numbers that were written; None where a number is not finite.

@@ -39,7 +39,8 @@ class StopFlag:
             yield
         finally:
             for number, handler in before.items():
-                signal.signal(number, handler)
+                if signal.getsignal(number) in (self._on_interrupt, self._on_preemption):  # else another loop took over
+                    signal.signal(number, handler)
 
     def _on_interrupt(self, number: int, frame: FrameType | None) -> None:
         if self.reason is not None:

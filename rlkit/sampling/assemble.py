@@ -58,7 +58,8 @@ def assemble(
     completion_ids, completion_mask = pad_completions([c.token_ids for c in flat], policy.pad_id)
     logp = torch.zeros(completion_ids.shape, dtype=torch.float32)
     logp[completion_mask] = torch.tensor([value for c in flat for value in c.logp], dtype=torch.float32)
-    texts = policy.tokenizer.batch_decode([c.token_ids for c in flat], skip_special_tokens=True)
+    # transformers decodes a batch of nothing to one empty text
+    texts = policy.tokenizer.batch_decode([c.token_ids for c in flat], skip_special_tokens=True) if flat else []
     rows = [batch.rows[i] for i in owner]
     device, index = policy.device, torch.tensor(owner, dtype=torch.int64)
     columns = dict.fromkeys(name for row in batch.rows for name in row if name != "prompt")

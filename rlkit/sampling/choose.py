@@ -1,7 +1,7 @@
 """From logits to tokens under the sampling settings, for every engine that runs in this process."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -29,9 +29,12 @@ class Chooser:
             self.prompts = torch.tensor(
                 [[prompt[0]] * (width - len(prompt)) + prompt for prompt in prompts], device=policy.device
             )
-        self.stop = None
+        self.stop: Any = None
         if params.stop_strings:
-            self.stop = StopStringCriteria(policy.tokenizer, list(params.stop_strings))
+            try:
+                self.stop = StopStringCriteria(policy.tokenizer, list(params.stop_strings))
+            except ValueError:  # it probes the tokenizer with a word that not every vocabulary can spell
+                self.stop = _StopByText(policy, params.stop_strings)
 
     def __call__(
         self, logits: Tensor, so_far: Tensor, rows: Tensor, uniform: Tensor, step: int, eos_ids: Tensor
@@ -52,6 +55,17 @@ class Chooser:
         if self.stop is None:
             return torch.zeros(len(so_far), dtype=torch.bool, device=so_far.device)
         return self.stop(so_far, None).to(so_far.device)
+
+
+class _StopByText:
+    """Looks for stop strings in the decoded completions: slower than transformers' criterion, for any tokenizer."""
+
+    def __init__(self, policy: "Policy", stop_strings: Sequence[str]) -> None:
+        self.tokenizer, self.stop_strings = policy.tokenizer, stop_strings
+
+    def __call__(self, tokens: Tensor, scores: None) -> Tensor:
+        texts = self.tokenizer.batch_decode(tokens)
+        return torch.tensor([any(stop in text for stop in self.stop_strings) for text in texts], dtype=torch.bool)
 
 
 def left_pad(prompts: Sequence[Sequence[int]], pad_id: int, device: torch.device) -> tuple[Tensor, Tensor]:

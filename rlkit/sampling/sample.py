@@ -30,7 +30,7 @@ def sample(
     min_p: float | None = None,
     repetition_penalty: float = 1.0,
     min_completion_length: int = 0,
-    stop_strings: Sequence[str] = (),
+    stop_strings: Sequence[str] | str = (),
     seed: int | None = None,
     generator: torch.Generator | None = None,
 ) -> Rollout:
@@ -63,7 +63,12 @@ def sample(
     Example:
         rollout = rl.sample(policy, ["12+34="], num_generations=4, max_completion_length=8, seed=0)
     """
-    engine = policy if hasattr(policy, "generate") else None
+    engine = policy if hasattr(policy, "generate") and hasattr(policy, "policy") else None
+    if engine is None and not hasattr(policy, "score_tokens"):
+        raise TypeError(
+            f"sample: expected a policy (rl.load_policy) or an engine, got {type(policy).__name__}. "
+            "A transformers model becomes a policy by rl.load_policy(model, tokenizer=tokenizer)."
+        )
     owner: Policy = policy.policy if engine is not None else policy  # type: ignore[union-attr, assignment]
     if engine is None:
         engine = owner.engine or TransformersEngine(owner)
@@ -76,8 +81,10 @@ def sample(
         min_p=min_p,
         repetition_penalty=repetition_penalty,
         min_completion_length=min_completion_length,
-        stop_strings=tuple(stop_strings),
+        stop_strings=(stop_strings,) if isinstance(stop_strings, str) else tuple(stop_strings or ()),
     )
+    if not isinstance(num_generations, int):
+        raise TypeError(f"sample: num_generations must be a whole number, got {num_generations!r}.")
     if num_generations < 1:
         raise ValueError(f"sample: num_generations must be at least 1, got {num_generations}.")
     if not isinstance(batch, PromptBatch):

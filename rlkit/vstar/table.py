@@ -142,14 +142,15 @@ class ValueTable(Record):
                 len(unscored),
                 unscored[:5],
             )
-        logger.info(
-            "keep_solvable: kept %d of %d rows; %d were never solved in %d samples (reward > %g).",
-            len(kept),
-            len(ids),
-            unsolved,
-            samples,
-            self.success_threshold,
+        print(
+            f"keep_solvable: kept {len(kept)} of {len(ids)} rows; {unsolved} were never solved in {samples} samples "
+            f"(reward > {self.success_threshold:g})."
         )
+        if not kept and len(unscored) == len(ids):
+            raise ValueError(
+                f"keep_solvable: no row is left: no sample of any of {len(ids)} rows has a reward, every reward "
+                "function returned None. Look at the reward functions and at the columns that they need."
+            )
         if not kept:
             raise ValueError(
                 f"keep_solvable: no row is left: none of {samples} reference samples of any of {len(ids)} rows has a "

@@ -1,0 +1,88 @@
+"""What `loss_step` checks before anything moves."""
+
+import inspect
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from rlkit import collectives
+from rlkit.rollout import Rollout
+
+if TYPE_CHECKING:
+    from rlkit.policy import Policy
+
+
+def check_tools(policy: "Policy", optimizer: torch.optim.Optimizer, scheduler: Any) -> None:
+    """The optimizer must train this policy, and both must step without arguments: known before anything has moved."""
+    own = {id(parameter) for parameter in policy.trainable_parameters()}
+    given = [id(parameter) for group in optimizer.param_groups for parameter in group["params"]]
+    if not own:
+        raise ValueError(
+            f"loss_step: {policy.name!r} has no trainable parameter; a reference (policy.reference()) is frozen and "
+            "cannot be trained."
+        )
+    zero3 = policy.local_scorer.zero3  # it has put its shards in the place of the optimizer's parameters
+    if optimizer is not zero3.optimizer if zero3 else own.isdisjoint(given):
+        raise ValueError(
+            "loss_step: the optimizer holds no parameter of this policy, so it would train another one: was the policy "
+            "loaded again after world.prepare? Write: policy, optimizer = world.prepare(policy, lambda params: ...)."
+        )
+    for name, tool in (("optimizer", optimizer), ("scheduler", scheduler)):
+        if tool is None:
+            continue
+        try:
+            inspect.signature(type(tool).step).bind(tool)  # of the class: a scheduler wraps its optimizer's own
+        except (AttributeError, TypeError) as error:
+            raise TypeError(
+                f"loss_step: the {name} {type(tool).__name__} needs a step() without arguments ({error}). Closures "
+                "(LBFGS) and metrics (ReduceLROnPlateau) are not supported; step such a scheduler yourself."
+            ) from error
+
+
+def check_inputs(
+    policy: "Policy",
+    rollout: Rollout,
+    advantages: Tensor,
+    loss: Any,
+    ref_logps: Tensor | None,
+    old_logps: Tensor | None,
+    micro_batch_size: int | None,
+    max_grad_norm: float | None,
+) -> None:
+    """Shapes, kinds and ranges of what loss_step was given; every error says what was expected and what came."""
+    if not len(rollout) and not collectives.is_many():
+        raise ValueError("loss_step: the rollout has no rows.")
+    if not isinstance(advantages, Tensor):
+        raise TypeError(
+            f"loss_step: advantages must be a (B,) tensor, got {type(advantages).__name__}; call "
+            "rl.compute_loo_advantage(scores) or rl.compute_optimal_advantage(scores, v_star)."
+        )
+    if advantages.shape != (len(rollout),):
+        raise ValueError(
+            f"loss_step: expected one advantage per completion ({len(rollout)},), got {tuple(advantages.shape)}."
+        )
+    if bool(advantages.isinf().any()):
+        raise FloatingPointError("loss_step: an advantage is infinite; look at the rewards and at the KL.")
+    if isinstance(loss, type):
+        raise TypeError(f"loss_step: loss is the class {loss.__name__}; write {loss.__name__}().")
+    if not callable(loss):
+        raise TypeError(
+            f"loss_step: loss must be RLOO(), AStarPO() or a function of LossInputs, got {type(loss).__name__}."
+        )
+    if getattr(loss, "needs_reference", False) and ref_logps is None:
+        raise ValueError(
+            f"loss_step: {type(loss).__name__} needs ref_logps=rl.compute_logps(reference, rollout); got None."
+        )
+    tensors: Mapping[str, Tensor | None] = {"ref_logps": ref_logps, "old_logps": old_logps}
+    for name, value in tensors.items():
+        if value is not None and value.shape != rollout.completion_mask.shape:
+            raise ValueError(
+                f"loss_step: {name} must have the rollout's (B,T) shape {tuple(rollout.completion_mask.shape)}, got "
+                f"{tuple(value.shape)}: was it computed from another rollout?"
+            )
+    if micro_batch_size is not None and (not isinstance(micro_batch_size, int) or micro_batch_size < 1):
+        raise ValueError(f"loss_step: micro_batch_size must be at least 1 or None, got {micro_batch_size!r}.")
+    if max_grad_norm is not None and not max_grad_norm > 0:
+        raise ValueError(f"loss_step: max_grad_norm must be > 0 or None, got {max_grad_norm}.")

@@ -1,0 +1,118 @@
+"""One process and two give the same: rollouts token for token, weights, gradient norms and metrics within 1e-6.
+
+The same worker runs as plain `python` and under torchrun, with DDP and FSDP2, on the same global batches.
+"""
+
+import pytest
+import torch
+from comparing import STRATEGIES, WEIGHTS, assert_close, assert_same_training
+from equality_worker import SCENARIOS, G
+from parts import ROWS
+
+import rlkit as rl
+
+pytestmark = pytest.mark.torchrun
+
+
+@pytest.fixture(scope="module")
+def alone(launcher):
+    return launcher("equality_worker.py", ranks=1)
+
+
+@pytest.fixture(scope="module", params=STRATEGIES)
+def together(request, launcher):
+    return launcher("equality_worker.py", ranks=2, strategy=request.param)
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_two_processes_train_as_one(alone, together, name):
+    """Issue 3, point 2; B12, B13 and B26 across ranks; B42: ranks without a group, with fewer micro-batches."""
+    assert_same_training(alone, together, name, together.folder.name.split("-")[0])
+
+
+def test_the_scenarios_are_what_they_say(alone, together):
+    """Uneven lengths, an odd number of groups, a rank without a group, skipped steps, NaN rewards, scheduled rates."""
+    uneven = [rank["rows"] for rank in together.check("uneven")]
+    assert all(len({len(tokens) for _, tokens in rows[0]}) > 2 for rows in uneven)
+    assert [len(rows[0]) for rows in uneven] == [3 * G, 2 * G]
+    assert [[len(step) for step in rank["rows"]] for rank in together.check("one_group")] == [[G] * 3, [0] * 3]
+    assert [[len(step) // G for step in rank["rows"]] for rank in together.check("last_batch")] == [
+        [2, 2, 1],
+        [1, 1, 0],
+    ]
+    (alone_truncated,) = alone.check("truncated")
+    assert [line["frac_masked"] for line in alone_truncated["lines"]] == [pytest.approx(0.4)] * 3
+    (nothing,) = alone.check("nothing_to_learn")
+    assert [line["skipped"] for line in nothing["lines"]] == [1.0] * 3
+    assert any(line["frac_no_reward"] > 0 for name in SCENARIOS for line in alone.check(name)[0]["lines"])
+    rates = [line["learning_rate"] for line in alone.check("two_updates")[0]["lines"]]
+    assert len(set(rates)) == 3
+    assert any(line["clip_ratio/region_mean"] > 0 for line in alone.check("two_updates")[0]["lines"])
+    assert all(line["grad_norm"] > 0.01 for name in SCENARIOS if name != "nothing_to_learn"
+               for line in alone.check(name)[0]["lines"])  # fmt: skip
+
+
+def test_every_update_moved_the_weights(alone):
+    """The comparison would hold for a loop that does nothing."""
+    start = alone.check("uneven")[0]["parameters"]
+    for name in SCENARIOS:
+        if SCENARIOS[name].model == "llama" and name not in ("uneven", "unequal_start", "checkpointing"):
+            moved = alone.check(name)[0]["parameters"]
+            assert max(float((moved[key] - start[key]).abs().max()) for key in start) > 100 * WEIGHTS, name
+
+
+def test_weights_that_start_apart_become_those_of_rank_0(alone, together):
+    """FSDP2 does not broadcast: without our own it made a model of two halves. The reference starts as the policy."""
+    (expected,) = alone.check("unequal_start")
+    assert [rank["first_kl"] < 1e-4 for rank in [expected, *together.check("unequal_start")]] == [True] * 3
+
+
+@pytest.mark.parametrize("rows", ["seven", "one"])
+def test_evaluate_over_two_processes(alone, together, rows):
+    """The table is in the dataset's order; a row that stands twice is measured twice; a rank may have no row."""
+    expected = alone.check("measure")[0][rows]
+    prompts = [ROWS[place]["prompt"] for place in ((0, 1, 2, 3, 4, 5, 1) if rows == "seven" else (0,))]
+    assert expected["prompts"] == [prompt for prompt in prompts for _ in range(3)]
+    for rank in together.check("measure"):
+        found = rank[rows]
+        assert found["prompts"] == found["table_prompts"] == expected["prompts"]
+        assert found["completions"] == expected["completions"]
+        assert torch.equal(found["reward"].nan_to_num(-1), expected["reward"].nan_to_num(-1))
+        assert found["metrics"].keys() == expected["metrics"].keys()
+        for name, value in expected["metrics"].items():
+            assert found["metrics"][name] == pytest.approx(value, rel=0, abs=0, nan_ok=True), name
+
+
+@pytest.mark.parametrize("rows", ["seven", "one"])
+def test_vstar_over_two_processes(alone, together, rows):
+    """B37: every rank ends with the same complete table, duplicates counted once, uneven and empty shares."""
+    expected = alone.check("measure")[0][rows]
+    assert len(expected["v_rows"]) == (6 if rows == "seven" else 1)
+    for rank in together.check("measure"):
+        found = rank[rows]
+        assert torch.equal(found["v_rows"], expected["v_rows"])
+        assert torch.equal(found["v_rewards"].nan_to_num(-1), expected["v_rewards"].nan_to_num(-1))
+        assert found["v_prompts"] == expected["v_prompts"]
+        assert found["v_calls"] == expected["v_calls"] == 5 * len(expected["v_rows"])
+
+
+def test_a_reference_that_was_not_prepared_is_evaluated_as_well(alone, together):
+    for rank in together.check("measure"):
+        assert rank["frozen"] == alone.check("measure")[0]["frozen"]
+
+
+def test_export_of_the_whole_model(together):
+    """Issue 3, point 3: save_pretrained from any strategy; every process calls it, one writes."""
+    expected = together.check("export-tied")[0]["parameters"]
+    policy = rl.load_policy(together.folder / "export-tied", device="cpu")
+    assert policy.model.get_input_embeddings().weight is policy.model.lm_head.weight
+    assert_close(policy.model.state_dict(), expected, 0.0, "export")
+
+
+def test_export_of_an_adapter(alone, together):
+    """Only the trained adapter, whole, and not the frozen copy that is its reference."""
+    from safetensors.torch import load_file
+
+    assert not (together.folder / "export-lora" / "reference").exists()
+    expected = load_file(alone.folder / "export-lora" / "adapter_model.safetensors")
+    assert_close(load_file(together.folder / "export-lora" / "adapter_model.safetensors"), expected, 0.0, "adapter")
