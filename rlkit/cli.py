@@ -42,13 +42,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _seed(text: str) -> int:
-    value = int(text)
-    if value < 0:
-        raise argparse.ArgumentTypeError(f"must be at least 0, got {value}")
-    return value
-
-
 def _add_export(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     parser = commands.add_parser(
         "export",
@@ -67,8 +60,14 @@ def _add_export(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
 def _export(arguments: argparse.Namespace) -> int:
     from rlkit.export.command import export_all, write_job
 
-    status = export_all(arguments.notebook, arguments.output, check=arguments.check, strict=arguments.strict)
-    return status or write_job(arguments)
+    return export_all(arguments.notebook, arguments.output, check=arguments.check, strict=arguments.strict)
+
+
+def _seed(text: str) -> int:
+    value = int(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"must be at least 0, got {value}")
+    return value
 
 
 def _positive(text: str) -> int:

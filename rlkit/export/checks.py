@@ -8,9 +8,11 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from rlkit.export.analysis import CodeCell, Program, Unit
+from rlkit.export.handed import BUILTINS
 from rlkit.export.parameters import Parameters
-from rlkit.export.placement import BUILTINS, PROVIDED, Placement, dotted
+from rlkit.export.placement import PROVIDED, Placement
 from rlkit.export.problems import Problem
+from rlkit.export.syntax import dotted
 
 TAG = "Tag the cell notebook-only, or take it out."
 ASKING = {"input", "breakpoint", "exit", "quit", "get_ipython", "getpass.getpass", "getpass", "pdb.set_trace"} | {

@@ -11,7 +11,7 @@ from rlkit.export.lint import WARNINGS
 from rlkit.export.parameters import read_parameters
 from rlkit.export.placement import place
 from rlkit.export.problems import ExportError, Problem
-from rlkit.export.reading import read_notebook
+from rlkit.export.reading import GENERATED, read_notebook
 from rlkit.export.writing import code_hash, write_script
 
 
@@ -104,9 +104,7 @@ def export(
 def script_path(notebook: Path, out: str | os.PathLike[str] | None) -> Path:
     """Where the script goes: `out`, in the folder `out`, or beside the notebook."""
     if out is None:
-        return (
-            notebook.with_suffix(".py") if notebook.suffix != ".py" else notebook.with_name(f"{notebook.stem}_run.py")
-        )
+        return notebook.with_name(f"{notebook.stem}{'_run' if notebook.suffix == '.py' else ''}.py")
     target = Path(out)
     return target / f"{notebook.stem}.py" if target.is_dir() else target
 
@@ -117,8 +115,6 @@ def write_safely(target: Path, text: str) -> None:
     Raises:
         FileExistsError: there is a file that `rlkit export` has not written.
     """
-    from rlkit.export.reading import GENERATED
-
     if target.exists() and GENERATED not in target.read_text(encoding="utf-8", errors="replace")[:2000]:
         raise FileExistsError(f"export: {target} was not written by `rlkit export`; choose another name or delete it.")
     target.parent.mkdir(parents=True, exist_ok=True)

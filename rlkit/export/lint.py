@@ -5,8 +5,9 @@ import itertools
 from collections.abc import Iterator
 
 from rlkit.export.checks import Check, Facts, calls
-from rlkit.export.placement import dotted, handed_on, is_definition, root
+from rlkit.export.handed import handed_on, is_definition
 from rlkit.export.problems import Problem
+from rlkit.export.syntax import dotted, root
 from rlkit.export.tags import near_miss
 
 COLLECTIVE = {

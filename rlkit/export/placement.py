@@ -10,15 +10,14 @@ A definition moves up only if that cannot be noticed: no call in it whose result
 """
 
 import ast
-import builtins
-import sys
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from rlkit.export.analysis import Program, Unit
+from rlkit.export.handed import BUILTINS, handed_on, is_definition
+from rlkit.export.syntax import is_import, is_setting, is_standard, root, roots
 
-BUILTINS = frozenset(dir(builtins))
 PROVIDED = frozenset(
     {"__name__", "__doc__", "__file__", "__builtins__", "__annotations__", "display", "get_ipython", "rlkit_script"}
 )
@@ -26,10 +25,6 @@ TIMED = frozenset(
     {"datetime", "getpass", "inspect", "locale", "os", "platform", "random", "secrets", "socket", "sys", "tempfile"}
     | {"threading", "time", "uuid", "warnings"}
 )  # modules of the standard library whose answers depend on when they are asked
-SETTINGS = frozenset(
-    {"os.environ.setdefault", "os.environ.update", "os.environ.pop", "os.putenv", "sys.path.append", "sys.path.insert"}
-    | {"warnings.filterwarnings", "warnings.simplefilter"}
-)
 
 
 @dataclass(frozen=True)
@@ -234,106 +229,3 @@ def place(program: Program, parameters: int | None) -> Placement:
         parameters: number of the parameters cell, or None.
     """
     return _Placer(program, parameters).place()
-
-
-def is_definition(unit: Unit) -> bool:
-    """True if a unit defines a function or class."""
-    return any(isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) for node in unit.nodes)
-
-
-def handed_on(program: Program) -> dict[str, tuple[int, int]]:
-    """Functions of the notebook that are given to something else than its own functions: first cell and line."""
-    own = {node.name for unit in program.units for node in unit.nodes if hasattr(node, "name")}
-    found: dict[str, tuple[int, int]] = {}
-    for unit in program.units:
-        for statement in unit.nodes:
-            parents = {child: node for node in ast.walk(statement) for child in ast.iter_child_nodes(node)}
-            for node in ast.walk(statement):
-                if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and node.id in own:
-                    if _leaves(node, parents, own):
-                        found.setdefault(node.id, (unit.cell, node.lineno))
-    return found
-
-
-def _leaves(node: ast.AST, parents: dict[ast.AST, ast.AST], own: set[str]) -> bool:
-    displayed = False
-    above: ast.AST | None = parents.get(node)
-    while isinstance(above, ast.List | ast.Tuple | ast.Dict | ast.Set | ast.keyword | ast.Starred):
-        displayed |= not isinstance(above, ast.keyword | ast.Starred)
-        node, above = above, parents.get(above)
-    if isinstance(above, ast.Call):
-        return above.func is not node and root(above.func) not in own | BUILTINS
-    return displayed and isinstance(above, ast.Assign | ast.AnnAssign | ast.Return)
-
-
-def root(node: ast.expr) -> str:
-    """The first name of `a.b.c`; empty for what does not begin with a name."""
-    while isinstance(node, ast.Attribute):
-        node = node.value
-    return node.id if isinstance(node, ast.Name) else ""
-
-
-def dotted(node: ast.AST) -> str:
-    """`a.b.c` as text; empty for anything else.
-
-    Example:
-        >>> dotted(ast.parse("a.b.c(1)", mode="eval").body.func)
-        'a.b.c'
-    """
-    if isinstance(node, ast.Name):
-        return node.id
-    if isinstance(node, ast.Attribute):
-        before = dotted(node.value)
-        return f"{before}.{node.attr}" if before else ""
-    return ""
-
-
-def roots(node: ast.stmt) -> list[str]:
-    """The top-level packages that an import statement names."""
-    if isinstance(node, ast.Import):
-        return [alias.name.split(".")[0] for alias in node.names]
-    if isinstance(node, ast.ImportFrom):
-        return [(node.module or "").split(".")[0]] if not node.level else [""]
-    return [name for part in _parts(node) for name in roots(part)]
-
-
-def is_standard(node: ast.stmt) -> bool:
-    """True for an import of the standard library."""
-    return isinstance(node, ast.Import | ast.ImportFrom) and all(
-        name in sys.stdlib_module_names for name in roots(node)
-    )
-
-
-def is_import(node: ast.stmt) -> bool:
-    """True for imports, and for `try` and `if` that hold imports and simple stand-ins."""
-    if isinstance(node, ast.Import | ast.ImportFrom):
-        return True
-    if isinstance(node, ast.Try):
-        parts = _parts(node)
-    elif isinstance(node, ast.If) and not any(
-        isinstance(part, ast.Call | ast.NamedExpr) for part in ast.walk(node.test)
-    ):
-        parts = _parts(node)
-    else:
-        return False
-    simple = all(is_import(part) or _stand_in(part) for part in parts)
-    return simple and any(is_import(part) for part in parts)
-
-
-def _parts(node: ast.stmt) -> list[ast.stmt]:
-    if isinstance(node, ast.Try):
-        handled = [part for handler in node.handlers for part in handler.body]
-        return [*node.body, *handled, *node.orelse, *node.finalbody]
-    return [*node.body, *node.orelse] if isinstance(node, ast.If) else []
-
-
-def _stand_in(node: ast.stmt) -> bool:
-    plain = isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)
-    return plain or isinstance(node, ast.Pass)
-
-
-def is_setting(node: ast.stmt) -> bool:
-    """True for `os.environ[...] = ...`, `sys.path.append(...)`, `warnings.filterwarnings(...)`: before imports."""
-    if isinstance(node, ast.Assign):
-        return all(isinstance(t, ast.Subscript) and dotted(t.value) == "os.environ" for t in node.targets)
-    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and dotted(node.value.func) in SETTINGS
