@@ -432,7 +432,7 @@ script_flags+=(--vllm-url "$(join "${urls[@]}")")
 
 TRAINER = r"""
 # What each training node runs. torchrun dies of SIGUSR1 and leaves its workers behind, unless it is told to pass it on;
-# and it must be the task itself, since SLURM signals only the task. Before torch 2.9 it cannot be told, so the shell
+# and it must be the task itself, since SLURM signals only the task. Old versions cannot be told, so the shell
 # stays and sends SIGTERM instead, and the workers have 30 s.
 trainer_task=$(
   cat <<'TASK'
