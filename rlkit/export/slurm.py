@@ -40,7 +40,7 @@ class SlurmSettings:
         sbatch: further options of sbatch, each one word: "--qos=high".
         srun_args: further options of both sruns: "--container-image=...".
         setup: a shell file that the job reads first, for `module load` and `source activate`.
-        run_folder: the script's --out; None takes runs/NAME-JOBID.
+        run_folder: folder of the job's runs; None takes runs/NAME-JOBID. The script's --out is `run` in it.
         script_args: further arguments of the script.
         vllm_nodes: nodes that serve, each one server.
         vllm_tp: GPUs of one server; None takes all of its node.
@@ -229,7 +229,12 @@ FLAGS: dict[str, tuple[str, type, str, str]] = {
     "--sbatch": ("sbatch", str, "WORDS", "further sbatch options: --sbatch='--qos=high --constraint=h100'"),
     "--srun-args": ("srun_args", str, "WORDS", "further options of srun: --srun-args='--container-image=IMAGE'"),
     "--setup": ("setup", str, "FILE", "shell file that the job reads first: module load, source activate"),
-    "--run-folder": ("run_folder", str, "DIR", "the script's --out (runs/NAME-JOBID)"),
+    "--run-folder": (
+        "run_folder",
+        str,
+        "DIR",
+        "folder of the runs (runs/NAME-JOBID); the script's --out is `run` in it",
+    ),
     "--script-args": ("script_args", str, "WORDS", "further flags of the script: --script-args='--lr 3e-6'"),
     "--vllm-nodes": ("vllm_nodes", int, "V", "nodes that serve vLLM, one server each (0)"),
     "--vllm-tp": ("vllm_tp", int, "T", "GPUs of one server (all of its node)"),
@@ -367,19 +372,20 @@ mapfile -t nodes <<<"$hosts"
   || fail "expected $TRAIN_NODES + $VLLM_NODES nodes, got ${#nodes[@]}: ${nodes[*]}"
 train_nodes=("${nodes[@]:0:TRAIN_NODES}")
 
-# The run's folder, the same after a requeue. rlkit never writes into a folder that holds something else than a run to
-# go on from: it would choose a name beside it, out of this job's sight.
+# The job's folder, the same after a requeue. rlkit does not write into a folder that holds anything but a run to go
+# on from: it takes a name beside it, as it does for the second run of a script. So all of them lie inside one folder.
 restarts=${SLURM_RESTART_COUNT:-0}
-OUT=${RUN_FOLDER:-runs/$JOB_NAME-$SLURM_JOB_ID}
-find_in_out() { if [[ -d $OUT ]]; then find "$OUT" -mindepth 1 -maxdepth 3 "$@"; fi; }
-find_in_out -name STOPPED -delete
-if [[ -z $RUN_FOLDER && $restarts != 0 ]]; then find_in_out -name lock -delete; fi # of processes that the restart ended
-if [[ -n $(find_in_out) && -z $(find_in_out -path '*/ckpt/latest') ]]; then
-  [[ $restarts != 0 ]] || fail "$OUT holds something, but no checkpoint to go on from; choose another run folder"
-  say "$OUT has no checkpoint; it is kept as $OUT.before-restart-$restarts"
-  mv -T -- "$OUT" "$OUT.before-restart-$restarts"
-fi
-script_flags=(--out "$OUT" --resume auto)
+FOLDER=${RUN_FOLDER:-runs/$JOB_NAME-$SLURM_JOB_ID}
+find_in_runs() { if [[ -d $FOLDER ]]; then find "$FOLDER" -mindepth 2 -maxdepth 2 "$@"; fi; }
+find_in_runs -name STOPPED -delete
+if [[ -z $RUN_FOLDER && $restarts != 0 ]]; then find_in_runs -name lock -delete; fi # of processes that have ended
+for run in "$FOLDER"/run "$FOLDER"/run-*; do
+  [[ -d $run && -n $(ls -A -- "$run") && ! -e $run/ckpt/latest ]] || continue
+  [[ $restarts != 0 ]] || fail "$run holds something, but no checkpoint to go on from; choose another folder"
+  say "$run has no checkpoint; it is kept as $run.before-restart-$restarts"
+  mv -T -- "$run" "$run.before-restart-$restarts"
+done
+script_flags=(--out "$FOLDER/run" --resume auto)
 """
 
 SERVER = r"""
@@ -432,7 +438,7 @@ script_flags+=(--vllm-url "$(join "${urls[@]}")")
 
 TRAINER = r"""
 # What each training node runs. torchrun dies of SIGUSR1 and leaves its workers behind, unless it is told to pass it on;
-# and it must be the task itself, since SLURM signals only the task. Before torch 2.9 it cannot be told, so the shell
+# and it must be the task itself, since SLURM signals only the task. Old versions cannot be told, so the shell
 # stays and sends SIGTERM instead, and the workers have 30 s.
 trainer_task=$(
   cat <<'TASK'
@@ -452,7 +458,7 @@ wait "$child"
 TASK
 )
 [[ -z $signal ]] || fail "stopped by SIG$signal before the training began"
-say "training on ${train_nodes[*]}, run folder $OUT"
+say "training on ${train_nodes[*]}, in $FOLDER"
 srun --nodes="$TRAIN_NODES" --ntasks="$TRAIN_NODES" --ntasks-per-node=1 --nodelist="$(join "${train_nodes[@]}")" \
   --kill-on-bad-exit=1 --wait=60 "${SRUN_ARGS[@]}" \
   bash -c "$trainer_task" trainer "$SHUTDOWN_SECONDS" \
@@ -483,7 +489,7 @@ say "the trainer ended with code $code"
 end_step "$server"
 
 # STOPPED says that the run ended early with everything saved; torchrun's exit code does not tell.
-stopped=$(find_in_out -name STOPPED)
+stopped=$(find_in_runs -name STOPPED)
 if [[ -n $lost ]]; then
   ((code)) || code=1 # saved or not, it is not done, and a server that dies would die again
 elif [[ -n $stopped && $signal == TERM ]]; then
@@ -492,7 +498,7 @@ elif [[ -n $stopped ]]; then
   if scontrol requeue "$SLURM_JOB_ID"; then
     say "stopped early, all saved, requeued"
   else
-    say "stopped early, all saved, but SLURM did not requeue the job; start it again with --run-folder $OUT"
+    say "stopped early, all saved, but SLURM did not requeue the job; start it again with --run-folder $FOLDER"
     ((code)) || code=1
   fi
 fi

@@ -71,6 +71,7 @@ case $how in
   finish-anyway) until [[ $stop ]]; do sleep 0.02; done ;;
   save) until [[ $stop ]]; do sleep 0.02; done; save ;;
   save-itself) save; exit 1 ;;
+  save-second) out+=-second; mkdir -p "$out"; save; exit 1 ;;
   hang) while :; do sleep 0.02; done ;;
   go) until [[ -e $SHIM_LOG/go ]]; do sleep 0.02; done ;;
 esac
@@ -93,7 +94,7 @@ class Job:
 
     @property
     def out(self) -> Path:
-        return self.folder / "runs" / f"train-{self.number}"
+        return self.folder / "runs" / f"train-{self.number}" / "run"
 
     def wait_for(self, *names: str) -> None:
         deadline = time.monotonic() + HANG_SECONDS
@@ -363,7 +364,7 @@ def test_a_job_trains_beside_its_servers_and_leaves_nothing(start):
             "--rdzv-id": str(job.number),
         }
         urls = f"http://127.0.0.1:{port},http://127.0.0.2:{port}"
-        out = f"runs/train-{job.number}"
+        out = f"runs/train-{job.number}/run"
         assert torchrun["script"] == ["train.py", "--out", out, "--resume", "auto", "--vllm-url", urls]
     assert "loading the weights" in (job.folder / f"vllm-{job.number}-1.out").read_text()
 
@@ -472,8 +473,8 @@ def test_term_saves_and_leaves_the_requeue_to_slurm(start):
     assert f"scontrol requeue {job.number}" in said
 
 
-def test_a_preemption_that_reaches_only_the_steps_requeues_and_spares_the_server(start):
-    """SLURM sends SIGTERM to the tasks, not to the batch shell; torchrun then ends with 1, the workers having saved."""
+def test_a_preemption_that_reaches_only_the_steps_spares_the_server(start):
+    """SLURM then sends SIGTERM to the tasks, not to the batch shell; the trainer needs the server for its last step."""
     job = start(SHIM_TRAINER="go")
     job.wait_for("training")
     os.kill(job.read("vllm-0.json")["parent"], signal.SIGTERM)
@@ -483,7 +484,11 @@ def test_a_preemption_that_reaches_only_the_steps_requeues_and_spares_the_server
     assert code == 0, said
     assert "servers ended" not in said
 
-    job = start(SHIM_TRAINER="save-itself")
+
+@pytest.mark.parametrize("trainer", ["save-itself", "save-second"])
+def test_stopped_in_any_run_of_the_script_requeues_without_a_signal_to_the_job(start, trainer):
+    """torchrun ends with 1 after a signal, its workers having saved."""
+    job = start(SHIM_TRAINER=trainer)
     assert job.end()[0] == 1
     assert job.requeues == [f"requeue {job.number}, 0 steps run"]
 
@@ -535,7 +540,7 @@ def test_a_folder_without_a_checkpoint_is_kept_aside_at_a_restart_and_refused_at
 
     job = start(before=not_begun, SLURM_RESTART_COUNT="2")
     assert job.end()[0] == 0
-    assert (job.folder / "runs" / f"train-{job.number}.before-restart-2" / "metrics.jsonl").exists()
+    assert (job.out.parent / "run.before-restart-2" / "metrics.jsonl").exists()
     assert not (job.out / "metrics.jsonl").exists()
     job = start(before=not_begun)
     code, said = job.end()
@@ -567,7 +572,7 @@ def test_no_value_runs_anything_and_all_arrive_as_they_are(start):
             job_name="$(touch PWNED) `touch PWNED`' \" #",
             partition="$(touch PWNED)",
             setup="set up" + WORST,
-            run_folder="run" + WORST,
+            run_folder="out" + WORST,
             script_args=(*HOSTILE, *noise),
             srun_args=tuple(f"--comment={value}" for value in HOSTILE),
             sbatch=("--qos=`touch PWNED`", "--wckey=$(touch PWNED)"),
@@ -581,7 +586,7 @@ def test_no_value_runs_anything_and_all_arrive_as_they_are(start):
     code, said = job.end()
     assert code == 0, said
     script = job.read("torchrun-0.json")["script"]
-    assert script[:3] == [WORST, "--out", "run" + WORST]
+    assert script[:3] == [WORST, "--out", f"out{WORST}/run"]
     assert script[-len(HOSTILE + noise) :] == HOSTILE + noise
     assert job.read("vllm-0.json")["arguments"][1] == WORST
     assert job.read("vllm-0.json")["arguments"][-len(HOSTILE + noise) :] == HOSTILE + noise
