@@ -60,7 +60,8 @@ def _add_export(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
 def _export(arguments: argparse.Namespace) -> int:
     from rlkit.export.command import export_all, write_job
 
-    return export_all(arguments.notebook, arguments.output, check=arguments.check, strict=arguments.strict)
+    status = export_all(arguments.notebook, arguments.output, check=arguments.check, strict=arguments.strict)
+    return status or write_job(arguments)
 
 
 def _seed(text: str) -> int:

@@ -57,13 +57,17 @@ def _is_fresh(target: Path, text: str, notebook: str) -> bool:
 
 def write_job(arguments: argparse.Namespace) -> int:
     """Write the batch file of `--slurm`, print the command of `--launch`; returns 0, or 2 with an error."""
-    if arguments.slurm is None and arguments.launch is None:
-        return 0
     try:
+        settings = slurm.from_arguments(arguments)
+        if settings is None and arguments.launch is None:
+            return 0
         if len(arguments.notebook) != 1 or arguments.check:
             raise ValueError("rlkit export: --slurm and --launch take one notebook, and go without --check.")
         script = str(script_path(Path(arguments.notebook[0]), arguments.output))
-        settings = slurm.from_arguments(arguments)
+        if settings is not None and settings.vllm_nodes:
+            raise ValueError(
+                "rlkit export: --vllm-nodes needs scripts that sample from a vLLM server, which this rlkit cannot yet."
+            )
         if settings is not None:
             write_safely(Path(arguments.slurm), slurm.slurm_job(script, settings))
             print(f"{script} -> {arguments.slurm}; submit it with: sbatch {shlex.quote(arguments.slurm)}")
