@@ -11,7 +11,7 @@ import torch
 from builders import make_rollout, make_scores
 
 import rlkit as rl
-from rlkit.run.folder import append_line, read_lines
+from rlkit.run.folder import append_line, read_lines, unlock
 from rlkit.run.run import format_line
 
 
@@ -465,3 +465,23 @@ def test_the_same_seed_writes_the_same_metrics_bit_for_bit(tmp_path):
     assert one == two and one.count(b"\n") == 3
     lines = [json.loads(line) for line in one.splitlines()]
     assert any(line["grad_norm"] for line in lines) and len({line["reward"] for line in lines}) > 1
+
+
+def test_the_table_of_v_star_belongs_to_the_run(tmp_path, policy):
+    """Saved once, read instead of sampled again, and another one is refused on resume (B30)."""
+    table = rl.ValueTable(torch.tensor([1, 2]), torch.tensor([[1.0, 0.0], [0.0, 0.0]]), ("a", "b"))
+    optimizer = torch.optim.SGD(policy.trainable_parameters(), lr=0.1)
+    first = rl.Run(tmp_path / "run")
+    first.track(policy, optimizer, vstar=table)
+    list(first.steps([None] * 2, 2, progress=False))
+    again = rl.ValueTable.load(tmp_path / "run" / "vstar.pt")
+    assert again.digest == table.digest != table.with_beta1(0.1).digest
+    unlock(tmp_path / "run")
+    for other, message in ((table.with_beta1(0.1), r"V\* differs .*vstar\.pt"), (again, None)):
+        run = rl.Run(tmp_path / "run")
+        run.track(policy, optimizer, vstar=other)
+        if message:
+            with pytest.raises(RuntimeError, match=message):
+                run.resume()
+        else:
+            assert run.resume() == 2

@@ -4,7 +4,7 @@
     torchrun --nproc_per_node 8 02_a2po.py --strategy fsdp2 --out runs/a --resume auto
     rlkit export 02_a2po.ipynb --slurm job.sbatch --nodes 4 --gpus-per-node 8
 
-sha256 of the code: 90c9b20c2fcf9c2356eb4a018c852b7ae991b37e037eaca642c7ae66b43dd045
+sha256 of the code: ace87076b845f01dfca1d51cb14dcb8ba29eafe5981aac566715c342e82d7278
 """
 
 # # A*-PO: regression onto the optimal advantage
@@ -63,7 +63,7 @@ if __name__ in ("__main__", "__mp_main__"):  # the command line decides, in work
 
 
 if __name__ == "__main__":
-    rlkit_script.start(__file__, notebook="02_a2po.ipynb", sha256="90c9b20c2fcf9c2356eb4a018c852b7ae991b37e037eaca642c7ae66b43dd045")
+    rlkit_script.start(__file__, notebook="02_a2po.ipynb", sha256="ace87076b845f01dfca1d51cb14dcb8ba29eafe5981aac566715c342e82d7278")
 
     # %% cell 3
     # Four samples of the reference, one of them right. A small beta1 believes in the best sample, a large one in the mean.
@@ -115,7 +115,7 @@ if __name__ == "__main__":
     run = rl.Run("runs/a2po-first")
     run.count_reward_calls(vstar.reward_calls)
     run.dashboard(every=20)
-    run.track(policy, optimizer, prompts=prompts)  # their state is saved with the run
+    run.track(policy, optimizer, prompts=prompts, vstar=vstar)  # their state is saved with the run
 
     # %% cell 13 [loop]
     for step, batch in run.steps(prompts, max_steps):

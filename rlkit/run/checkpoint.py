@@ -173,6 +173,21 @@ def _load_state(checkpoint: Path, tracked: Tracked) -> dict[str, Any]:
     return state
 
 
+def check_vstar(checkpoint: Path, table: Any) -> None:
+    """Refuse to go on with another table of V* than the run had: its advantages would mean something else.
+
+    Raises:
+        RuntimeError: says where the run's own table is.
+    """
+    file = checkpoint / "run.json"
+    saved = json.loads(file.read_text(encoding="utf-8")).get("vstar") if file.exists() else None
+    if saved is not None and table is not None and table.digest != saved:
+        raise RuntimeError(
+            f"run.resume: the tracked V* differs from the one of {checkpoint}. Load the run's own: "
+            f"rl.ValueTable.load({str(checkpoint.parent.parent / 'vstar.pt')!r})."
+        )
+
+
 def newest(folder: Path) -> Path | None:
     """The newest whole checkpoint of a `ckpt` folder, or None."""
     pointer = folder / "latest"

@@ -76,6 +76,7 @@ class Run:
         self._last: dict[str, Any] = {}
         self._tracked: checkpoint.Tracked | None = None
         self._prompts: Any = None
+        self._vstar: Any = None
         self._resumed = False
 
     @property
@@ -122,6 +123,7 @@ class Run:
         *,
         scheduler: "LRScheduler | None" = None,
         prompts: Any = None,
+        vstar: Any = None,
         keep: int = 2,
         best: str | None = None,
     ) -> None:
@@ -132,13 +134,15 @@ class Run:
             optimizer: its optimizer.
             scheduler: its learning-rate scheduler.
             prompts: the `PromptLoader` of the loop.
+            vstar: the `ValueTable` of A*-PO. It is saved once, as `vstar.pt` in the run's folder (read it with
+                `ValueTable.load`, instead of sampling it again), and a resumed run must have the same one.
             keep: newest checkpoints that stay, at least 1.
             best: name of a metric whose best checkpoint stays as well ("reward"); larger is better.
         """
         if keep < 1:
             raise ValueError(f"run.track: keep must be at least 1, got {keep}.")
         self._tracked = checkpoint.Tracked(policy, optimizer, scheduler, current.keep or keep, best)
-        self._prompts = prompts
+        self._prompts, self._vstar = prompts, vstar
 
     def save(self) -> Path:
         """Write a checkpoint of the finished steps; every process calls it.
@@ -147,12 +151,16 @@ class Run:
             RuntimeError: nothing is tracked.
         """
         tracked = self._need_tracked("run.save")
+        table = self.path / "vstar.pt"
+        if self._vstar is not None and collectives.rank() == 0 and not table.exists():
+            self._vstar.save(table)
         counters = {
             "step": self.step,
             "logged_step": self._logged_step,
             "tokens": self._counters.tokens,
             "reward_calls": self._counters.reward_calls,
             "prompts": self._prompts.state_dict() if self._prompts is not None else None,
+            "vstar": self._vstar.digest if self._vstar is not None else None,
         }
         score = self._last.get(tracked.best) if tracked.best else None
         return checkpoint.save(self.path / "ckpt", tracked, counters, score)
@@ -172,7 +180,7 @@ class Run:
 
         Raises:
             RuntimeError: nothing is tracked, the run has begun, another process works on the folder, or the checkpoint
-                belongs to another model.
+                belongs to another model or another table of V*.
             FileNotFoundError: the named checkpoint is not whole.
         """
         tracked = self._need_tracked("run.resume")
@@ -188,6 +196,7 @@ class Run:
             return 0
         if self._folder is None and found.parent.parent.resolve() == self._wanted.resolve():
             self._open(self._wanted)
+        checkpoint.check_vstar(found, self._vstar)
         counters = checkpoint.load(found, tracked)
         self.step, self._logged_step = counters["step"], counters["logged_step"]
         self._counters = Counters(counters["tokens"], counters["reward_calls"])

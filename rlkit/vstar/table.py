@@ -7,6 +7,7 @@ What it cannot do: V* from N samples cannot pass the reference's pass@N. A promp
 tries looks unsolvable, whatever training could make of it.
 """
 
+import hashlib
 import logging
 import math
 from collections.abc import Sequence
@@ -86,6 +87,14 @@ class ValueTable(Record):
     def solved(self) -> Bool[Tensor, " R"]:
         """(R,) True where some scored sample is above the success threshold."""
         return torch.where(self.rewards.isnan(), -math.inf, self.rewards).amax(-1) > self.success_threshold
+
+    @property
+    def digest(self) -> str:
+        """A hash of what the values follow from: row ids, rewards and beta1."""
+        found = hashlib.blake2b(repr((self.beta1, self.success_threshold)).encode(), digest_size=16)
+        for tensor in (self.row_id, self.rewards):
+            found.update(tensor.cpu().contiguous().numpy().tobytes())
+        return found.hexdigest()
 
     def with_beta1(self, beta1: float) -> "ValueTable":
         """The same samples seen with another beta1; no sampling."""

@@ -97,9 +97,13 @@ class Launcher:
         try:
             stdout, stderr = process.communicate(timeout=HANG_SECONDS)
         except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            stdout, stderr = process.communicate()
-            stderr += f"\n{worker} was killed after {HANG_SECONDS} s: it hangs"
+            process.terminate()  # the workers have sessions of their own: torchrun ends them, the stubborn after 30 s
+            try:
+                stdout, stderr = process.communicate(timeout=90)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                stdout, stderr = "", ""
+            stderr += f"\n{worker} was ended after {HANG_SECONDS} s: it hangs"
         return Launch(process.returncode, stdout, stderr, time.perf_counter() - started, folder)
 
 
