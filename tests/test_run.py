@@ -485,3 +485,21 @@ def test_the_table_of_v_star_belongs_to_the_run(tmp_path, policy):
                 run.resume()
         else:
             assert run.resume() == 2
+
+
+def test_a_restarted_job_finds_the_run_that_has_a_checkpoint(tmp_path, policy):
+    """A job killed before its first checkpoint leaves a folder; the next writes beside it, the third goes on there."""
+    optimizer = torch.optim.SGD(policy.trainable_parameters(), lr=0.1)
+
+    def job(steps):
+        run = rl.Run(tmp_path / "run")
+        run.track(policy, optimizer)
+        done = run.resume("auto")
+        list(run.steps([None] * steps, steps, progress=False))
+        unlock(run.path)
+        return done, run.path.name
+
+    killed = rl.Run(tmp_path / "run")
+    killed.log(0, loss=1.0)
+    unlock(killed.path)
+    assert [job(2), job(4)] == [(0, "run-2"), (2, "run-2")]

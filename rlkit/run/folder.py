@@ -7,6 +7,7 @@ state.json      where the run stands: last step, position in the data, why it en
 """
 
 import contextlib
+import glob
 import json
 import os
 import platform
@@ -28,6 +29,16 @@ def fresh_folder(path: str | os.PathLike[str]) -> Path:
         folder = wanted.with_name(f"{wanted.name}-{number}")
     folder.mkdir(parents=True, exist_ok=True)
     return folder
+
+
+def numbered_folders(path: Path) -> list[Path]:
+    """The folder and those that `fresh_folder` made beside it because it was not empty, the last one first."""
+    found = {1: path} if path.exists() else {}
+    for other in path.parent.glob(f"{glob.escape(path.name)}-*"):
+        number = other.name.removeprefix(f"{path.name}-")
+        if number.isdecimal() and int(number) > 1:
+            found[int(number)] = other
+    return [found[number] for number in sorted(found, reverse=True)]
 
 
 def lock(folder: Path) -> None:

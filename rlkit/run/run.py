@@ -27,6 +27,7 @@ from rlkit.run.folder import (
     cut_lines,
     fresh_folder,
     lock,
+    numbered_folders,
     read_lines,
     unlock,
     versions,
@@ -172,8 +173,9 @@ class Run:
         are done again, with the same result.
 
         Args:
-            source: "auto" takes the newest checkpoint of the run's folder, or starts anew if there is none; "none"
-                starts anew; a path names a checkpoint (`runs/x/ckpt/step-000100`) to go on from in this run's folder.
+            source: "auto" takes the newest checkpoint of the run's folder (of `x-2` before `x`, if a number was added),
+                or starts anew if there is none; "none" starts anew; a path names a checkpoint
+                (`runs/x/ckpt/step-000100`) to go on from in this run's folder.
 
         Returns:
             The number of steps done.
@@ -190,12 +192,15 @@ class Run:
         self._resumed = True
         if source == "none":
             return 0
-        found = checkpoint.newest(self._wanted / "ckpt") if source == "auto" else Path(source)
+        found: Path | None = Path(source)
+        if source == "auto":  # a run that died before its first checkpoint left a folder in which there is none
+            known = (checkpoint.newest(folder / "ckpt") for folder in numbered_folders(self._wanted))
+            found = next((path for path in known if path is not None), None)
         found = collectives.from_main(found)
         if found is None:
             return 0
-        if self._folder is None and found.parent.parent.resolve() == self._wanted.resolve():
-            self._open(self._wanted)
+        if self._folder is None and (source == "auto" or found.parent.parent.resolve() == self._wanted.resolve()):
+            self._open(found.parent.parent)
         checkpoint.check_vstar(found, self._vstar)
         counters = checkpoint.load(found, tracked)
         self.step, self._logged_step = counters["step"], counters["logged_step"]
