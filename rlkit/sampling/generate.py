@@ -13,7 +13,7 @@ from torch import Tensor
 
 from rlkit.logps import causal_lm_of, score_rollout
 from rlkit.rollout import Rollout, SamplingParams
-from rlkit.sampling.assemble import pad_completions
+from rlkit.sampling.assemble import cut_at_end, pad_completions
 from rlkit.sampling.choose import Chooser, left_pad
 from rlkit.sampling.draw import uniform_noise
 from rlkit.sampling.engine import Completion, FinishReason
@@ -122,16 +122,14 @@ def _sample_by_generate(
         model.generation_config = own_config
     tokens, reasons = [], []
     for row in sequences[:, ids.shape[1] :]:
-        reason: FinishReason = "length"
-        for end, token in enumerate(row.tolist(), start=1):  # the first ending of either kind; padding follows it
-            if token in policy.eos_ids:
-                reason = "eos"
-            elif chooser.stop is not None and bool(chooser.hits_stop_string(row[None, :end])[0]):
-                reason = "stop"
-            if reason != "length":
-                row = row[:end]
+        kept, ended = cut_at_end(row.tolist(), policy.eos_ids)  # padding follows
+        reason: FinishReason = "eos" if ended else "length"
+        # A stop string may come first; at the same token the end of sequence is the reason.
+        for end in range(1, len(kept) + 1 - ended) if chooser.stop is not None else ():
+            if bool(chooser.hits_stop_string(row[None, :end])[0]):
+                kept, reason = kept[:end], "stop"
                 break
-        tokens.append(row.tolist())
+        tokens.append(kept)
         reasons.append(reason)
     logp = _recompute_logp(policy, [list(p) for p in prompts for _ in range(num_generations)], tokens, params)
     done = [Completion(t, lp, r) for t, lp, r in zip(tokens, logp, reasons, strict=True)]
