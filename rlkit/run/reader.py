@@ -9,7 +9,6 @@ Left out: watching the folder through the operating system; asking the sizes of 
 on network file systems too.
 """
 
-import json
 import math
 import os
 import threading
@@ -130,7 +129,7 @@ class RunReader:
 
     @property
     def timings(self) -> "pd.DataFrame":
-        """One row per finished step: its wall time `step_time`, and that of each phase as `phases/<name>`, in seconds."""
+        """One row per finished step, in seconds: its wall time `step_time`, and each phase as `phases/<name>`."""
         with self._lock:
             return self._timings.frame()
 
@@ -190,10 +189,8 @@ class _Table:
 
     @property
     def notes(self) -> list[str]:
-        extra = (
-            [f"{self._lines.file.name}: {self._strange} lines without a step were left out."] if self._strange else []
-        )
-        return self._lines.notes + extra
+        strange = f"{self._lines.file.name}: {self._strange} lines without a step were left out."
+        return self._lines.notes + [strange] * (self._strange > 0)
 
     def refresh(self) -> bool:
         lines, anew = self._lines.read()

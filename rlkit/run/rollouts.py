@@ -106,7 +106,7 @@ class RolloutWriter:
         self._warned = False
 
     def write(self, run: Path, step: int, *records: Any) -> None:
-        """Write a step, if it is one of those that are kept. Every process calls it, with the arguments of `rows_of`."""
+        """Write a step, if it is one of those to keep. Every process calls it, with the arguments of `rows_of`."""
         if self._every is None or step % self._every:
             return
         mine: Rows | Exception
@@ -161,7 +161,7 @@ def spare(steps: Sequence[int]) -> int:
 
     Example:
         >>> spare([0, 4, 8, 9, 12])
-        8
+        9
     """
     gaps = [after - before for before, after in zip(steps, steps[2:], strict=False)]
     return steps[1 + gaps.index(min(gaps))]

@@ -385,8 +385,8 @@ class Run:
             advantages: their mean and spread.
             update: the update's metrics; of several updates on one rollout give the last one.
             ref_logps: log-probabilities of the reference, for the KL.
-            new_logps: (B,T) log-probabilities after the update, from `compute_logps(policy, rollout)`. Only kept with the
-                rollout, where the token lens shows what the update did.
+            new_logps: (B,T) log-probabilities after the update, from `compute_logps(policy, rollout)`. They are kept
+                with the rollout only, where the token lens shows what the update did.
             **extra: further numbers by name; of a tensor, one value per row, the mean over what is not NaN.
 
         Returns:
