@@ -109,10 +109,14 @@ class RolloutWriter:
         self._thinning: Thinning | None = None
         self._warned = False
 
-    def write(self, run: Path, step: int, *records: Any) -> None:
-        """Write a step, if it is one of those to keep. Every process calls it, with the arguments of `rows_of`."""
+    def write(self, run: Path, step: int, *records: Any) -> "pa.Table | None":
+        """Write a step, if it is one of those to keep. Every process calls it, with the arguments of `rows_of`.
+
+        Returns:
+            On the main process the table that was written.
+        """
         if self._every is None or step % self._every:
-            return
+            return None
         mine: Rows | Exception
         try:
             mine = rows_of(*records)
@@ -120,15 +124,17 @@ class RolloutWriter:
             mine = error
         parts = collectives.to_main(mine)
         if collectives.rank():
-            return
+            return None
         failed = [part for part in parts if isinstance(part, Exception)]
         try:
             if failed:
                 raise failed[0]
-            write_part(run, step, table_of(step, [part for part in parts if isinstance(part, Rows)]))
+            table = table_of(step, [part for part in parts if isinstance(part, Rows)])
+            write_part(run, step, table)
             if self._thinning is None:
                 self._thinning = Thinning(run, self._limit)
             self._thinning.added(step)
+            return table
         except Exception as error:  # a full disk, a column that no table can hold
             if not self._warned:
                 self._warned = True
@@ -137,6 +143,7 @@ class RolloutWriter:
                     f"{type(error).__name__}: {error}. Later ones are tried, without a further warning.",
                     stacklevel=3,
                 )
+            return None
 
 
 class Thinning:
