@@ -252,7 +252,13 @@ def test_a_folder_cut_at_any_byte_opens(sound, tmp_path):
     """200 cuts at random places of random files: whole lines are right, other files untouched, notes say what is not."""
     draw = random.Random(5)
     files = sorted(file.relative_to(sound) for file in sound.rglob("*") if file.is_file() and file.name != "lock")
-    assert {file.parts[0] for file in files} == {"config.json", "metrics.jsonl", "timings.jsonl", "state.json", "rollouts"}
+    assert {file.parts[0] for file in files} == {
+        "config.json",
+        "metrics.jsonl",
+        "timings.jsonl",
+        "state.json",
+        "rollouts",
+    }
     whole = {file: (sound / file).read_bytes() for file in files}
     plan = [draw.choice(files) for _ in range(CUTS)]
     assert set(plan) == set(files)
