@@ -196,6 +196,7 @@ for step, _ in run.steps(range(10**6), 10**6, progress=False):
 """
 
 
+@pytest.mark.slow
 def test_a_run_of_another_process_is_read_while_it_is_written(tmp_path):
     """At every look the lines and tables are whole, in order, and never fewer than before."""
     folder = tmp_path / "run"
@@ -249,22 +250,16 @@ def sound(tmp_path_factory):
 
 
 def test_a_folder_cut_at_any_byte_opens(sound, tmp_path):
-    """200 cuts at random places of random files: whole lines are right, other files untouched, notes say what is not."""
+    """200 cuts at random places of random files: whole lines are right, and notes say what was left out."""
     draw = random.Random(5)
     files = sorted(file.relative_to(sound) for file in sound.rglob("*") if file.is_file() and file.name != "lock")
-    assert {file.parts[0] for file in files} == {
-        "config.json",
-        "metrics.jsonl",
-        "timings.jsonl",
-        "state.json",
-        "rollouts",
-    }
+    assert {file.parts[0].split(".")[0] for file in files} == {"config", "metrics", "timings", "state", "rollouts"}
     whole = {file: (sound / file).read_bytes() for file in files}
     plan = [draw.choice(files) for _ in range(CUTS)]
     assert set(plan) == set(files)
-    for number, cut in enumerate(plan):
-        folder = tmp_path / f"{number}"
-        shutil.copytree(sound, folder)
+    folder = tmp_path / "cut"
+    shutil.copytree(sound, folder)
+    for cut in plan:
         place = draw.randrange(len(whole[cut]))
         (folder / cut).write_bytes(whole[cut][:place])
         left, reader = whole[cut][:place], rl.Run.open(folder)
@@ -278,12 +273,13 @@ def test_a_folder_cut_at_any_byte_opens(sound, tmp_path):
             ".parquet": True,
         }[cut.suffix]
         assert len(reader.notes) == damaged and all(cut.name in note for note in reader.notes), (cut, place)
-        shutil.rmtree(folder)
+        (folder / cut).write_bytes(whole[cut])
 
 
 def test_lines_that_are_no_numbers_are_left_out(tmp_path):
     (tmp_path / "metrics.jsonl").write_bytes(
-        b'{"step": 0, "a": 1}\nnot json\n[1, 2]\n{"a": 2}\n\xff\xfe\n{"step": 1, "a": "text", "b": NaN}\n\n{"step": 2, "a": 3}\n'
+        b'{"step": 0, "a": 1}\nnot json\n[1, 2]\n{"a": 2}\n\xff\xfe\n'
+        b'{"step": 1, "a": "text", "b": NaN, "c": "text"}\n\n{"step": 2, "a": 3}\n'
     )
     reader = RunReader(tmp_path)
     assert without_null(reader.metrics) == [
@@ -319,6 +315,7 @@ def refresh_seconds(reader, file, first):
     return min(found)
 
 
+@pytest.mark.slow
 def test_a_long_run_opens_in_proportion_and_refreshes_at_a_flat_cost(tmp_path):
     """B60: 100,000 steps against 1,000, in one process, as ratios."""
     seconds, refreshes = {}, {}
@@ -334,6 +331,5 @@ def test_a_long_run_opens_in_proportion_and_refreshes_at_a_flat_cost(tmp_path):
         assert len(reader.series("m29")[0]) == steps
         refreshes[steps] = refresh_seconds(reader, file, steps)
         assert reader.series("m3")[0][-1] == steps + REPEATS - 1
-    print(seconds, refreshes)
     assert seconds[LONG] / seconds[SHORT] < 3 * LONG / SHORT
     assert refreshes[LONG] / refreshes[SHORT] < MUCH_LONGER
