@@ -10,6 +10,7 @@ completions takes half the time without them (docs/decisions.md).
 """
 
 import os
+import pickle
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -75,8 +76,11 @@ def write_part(run: Path, step: int, table: "pa.Table") -> Path:
     file.parent.mkdir(exist_ok=True)
     partial = file.with_name(file.name + ".partial")
     repeated = [name for name in REPEATED if name.partition(".")[0] in table.column_names]
-    pq.write_table(table, partial, compression="snappy", write_statistics=False, use_dictionary=repeated)
-    os.replace(partial, file)
+    try:
+        pq.write_table(table, partial, compression="snappy", write_statistics=False, use_dictionary=repeated)
+        os.replace(partial, file)
+    finally:
+        partial.unlink(missing_ok=True)  # what a full disk left
     return file
 
 
@@ -117,33 +121,38 @@ class RolloutWriter:
         """
         if self._every is None or step % self._every:
             return None
-        mine: Rows | Exception
+        mine: Rows | bytes | str
         try:
             mine = rows_of(*records)
-        except Exception as error:  # whatever it is, the training goes on, and the other processes wait for an answer
-            mine = error
+            if collectives.is_many():
+                mine = pickle.dumps(mine)  # here, where it may fail: the other processes wait for an answer
+        except Exception as error:  # whatever it is, the training goes on
+            mine = f"{type(error).__name__}: {error}"
         parts = collectives.to_main(mine)
         if collectives.rank():
             return None
-        failed = [part for part in parts if isinstance(part, Exception)]
         try:
-            if failed:
-                raise failed[0]
-            table = table_of(step, [part for part in parts if isinstance(part, Rows)])
-            write_part(run, step, table)
-            if self._thinning is None:
-                self._thinning = Thinning(run, self._limit)
-            self._thinning.added(step)
-            return table
+            rows = [pickle.loads(part) if isinstance(part, bytes) else part for part in parts]
+            fault = next((part for part in rows if isinstance(part, str)), None)
+            if fault is None:
+                return self._write(run, step, table_of(step, [part for part in rows if isinstance(part, Rows)]))
         except Exception as error:  # a full disk, a column that no table can hold
-            if not self._warned:
-                self._warned = True
-                warnings.warn(
-                    f"run.log: the rollout of step {step} was not written, the training goes on: "
-                    f"{type(error).__name__}: {error}. Later ones are tried, without a further warning.",
-                    stacklevel=3,
-                )
-            return None
+            fault = f"{type(error).__name__}: {error}"
+        if not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"run.log: the rollout of step {step} was not written, the training goes on. {fault}. Later ones are "
+                "tried, without a further warning.",
+                stacklevel=3,
+            )
+        return None
+
+    def _write(self, run: Path, step: int, table: "pa.Table") -> "pa.Table":
+        write_part(run, step, table)
+        if self._thinning is None:
+            self._thinning = Thinning(run, self._limit)
+        self._thinning.added(step)
+        return table
 
 
 class Thinning:

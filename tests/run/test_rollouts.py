@@ -12,7 +12,7 @@ from builders import SPECIAL, assert_identical, make_rollout, make_scores, tiny_
 import rlkit as rl
 from rlkit.run.folder import read_lines, unlock
 from rlkit.run.reader import RunReader
-from rlkit.run.rollouts import MOST_PARTS, Thinning, cut_parts, kept_steps, part_of, spare, write_part
+from rlkit.run.rollouts import MOST_PARTS, RolloutWriter, Thinning, cut_parts, kept_steps, part_of, spare, write_part
 from rlkit.run.rows import clean, rows_of, table_of
 
 HOSTILE = {
@@ -313,7 +313,7 @@ def test_bad_settings_are_named(tmp_path, settings, message):
 
 def test_a_rollout_that_cannot_be_written_warns_once_and_the_training_goes_on(run):
     (run.path / "rollouts").write_text("a file where the folder should be")
-    with pytest.warns(UserWarning, match=r"the rollout of step 0 was not written, the training goes on: \w+Error"):
+    with pytest.warns(UserWarning, match=r"the rollout of step 0 was not written, the training goes on\. \w+Error"):
         run.log(0, make_rollout())
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -322,6 +322,35 @@ def test_a_rollout_that_cannot_be_written_warns_once_and_the_training_goes_on(ru
     (run.path / "rollouts").unlink()
     run.log(2, make_rollout())
     assert run.reader.rollout_steps == [2]
+
+
+def test_a_process_that_cannot_send_its_rows_says_so_and_keeps_nobody_waiting(tmp_path, monkeypatch):
+    """Of several processes one has a column that cannot be pickled: all of them still take part in the exchange."""
+    sent = []
+    monkeypatch.setattr("rlkit.collectives.is_many", lambda: True)
+    monkeypatch.setattr("rlkit.collectives.rank", lambda: 0)
+    monkeypatch.setattr("rlkit.collectives.to_main", lambda value: sent.append(value) or [value])
+    writer = RolloutWriter(1, 2**20)
+    rollout = make_rollout(columns={"mine": (lambda: 0,) * 4})
+    with pytest.warns(UserWarning, match="was not written, the training goes on.*pickle"):
+        assert writer.write(tmp_path, 0, rollout, None, None, None, None, None) is None
+    assert len(sent) == 1 and isinstance(sent[0], str)
+    assert writer.write(tmp_path, 1, make_rollout(), None, None, None, None, None).num_rows == 4
+    assert kept_steps(tmp_path) == [1]
+
+
+def test_a_full_disk_leaves_nothing_half_written(run, monkeypatch):
+    import pyarrow.parquet as pq
+
+    def full(table, file, **options):
+        file.write_bytes(b"PAR1")
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(pq, "write_table", full)
+        with pytest.warns(UserWarning, match="No space left on device"):
+            run.log(0, make_rollout())
+    assert list((run.path / "rollouts").iterdir()) == []
 
 
 def test_what_a_killed_process_left_is_no_rollout(run):
