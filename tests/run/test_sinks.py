@@ -158,6 +158,18 @@ def test_a_sink_that_fails_warns_once_and_the_training_goes_on(tmp_path, monkeyp
     assert len(read_lines(run.path / "metrics.jsonl")) == 4
 
 
+def test_only_the_main_process_reports(tmp_path, monkeypatch):
+    """B87."""
+    monkeypatch.setattr(Broken, "opened", 0)
+    monkeypatch.setitem(sinks.KINDS, "wandb", Broken)
+    run = rl.Run(tmp_path / "run", report_to="wandb")
+    _ = run.path
+    monkeypatch.setattr("rlkit.collectives.rank", lambda: 1)
+    for step, _ in run.steps(range(2), 2, progress=False):
+        run.log(step, loss=1.0)
+    assert Broken.opened == 0
+
+
 def test_an_interrupt_goes_through(tmp_path, monkeypatch):
     """The user's own interrupt goes through."""
 
