@@ -37,6 +37,7 @@ DECODE, CHOOSE = "sampling/decode.py", "sampling/choose.py"
 DRAW, ASSEMBLE = "sampling/draw.py", "sampling/assemble.py"
 SAMPLING = "sampling"
 EXPORT = "export/test_scripts.py export/test_codes.py export/test_wild.py export/test_flags.py"
+ROWS, ROLLOUTS, READER, FOLDER = "run/rows.py", "run/rollouts.py", "run/reader.py", "run/folder.py"
 
 MUTANTS = [
     # the maths
@@ -119,6 +120,17 @@ MUTANTS = [
     Mutant("parameter given twice", "export/parameters.py", "if isinstance(one, Declared) and one.name in declared:", "if False:", EXPORT),
     Mutant("unknown name in a config file ignored", "flags.py", "        if name not in known:\n            raise ValueError", "        if name not in known:\n            continue\n            raise ValueError", "export/test_flags.py"),
     Mutant("config file above the command line", "flags.py", "values |= {name: value for name, value in vars(given).items() if name in known}", "values = {name: value for name, value in vars(given).items() if name in known} | values", "export/test_flags.py"),
+    # the run folder
+    Mutant("padding stored with the tokens", ROWS, "flat | {\"token_ids\": rollout.completion_ids.cpu()[mask]", "flat | {\"token_ids\": rollout.completion_ids.cpu().reshape(-1)[: int(mask.sum())]", "run/test_rollouts.py"),
+    Mutant("log-ratio to the reference turned", ROWS, "flat[\"sampler_logp\"].astype(np.float64) - flat[\"ref_logp\"]", "flat[\"ref_logp\"].astype(np.float64) - flat[\"sampler_logp\"]", "run/test_rollouts.py"),
+    Mutant("clip state turned", STEP, "measured[CLIPPED_HIGH] - measured[CLIPPED_LOW]", "measured[CLIPPED_LOW] - measured[CLIPPED_HIGH]", "test_step.py run/test_rollouts.py"),
+    Mutant("a record of other rows taken", ROWS, "if values is not None and len(values) == len(mask)", "if values is not None", "run/test_rollouts.py"),
+    Mutant("surrogates not replaced", ROWS, "return text.encode(\"utf-16-le\", \"surrogatepass\").decode(\"utf-16-le\", \"replace\")", "return text", "run/test_rollouts.py"),
+    Mutant("the last rollouts dropped", ROLLOUTS, "return steps[1 + gaps.index(min(gaps))]", "return steps[-1]", "run/test_rollouts.py"),
+    Mutant("rollouts after a checkpoint kept", ROLLOUTS, "if step >= steps:", "if step > steps:", "run/test_rollouts.py"),
+    Mutant("a torn line taken as read", FOLDER, "self._offset += end", "self._offset += len(data)", "run/test_reader.py"),
+    Mutant("a replaced log read on", FOLDER, "anew = handle.read(len(self._tail)) != self._tail", "anew = len(handle.read(len(self._tail))) != len(self._tail)", "run/test_reader.py"),
+    Mutant("a metric that pauses moves up", READER, "column.extend([math.nan] * (before + len(rows) - len(column)))", "pass", "run/test_reader.py"),
 ]  # fmt: skip
 
 

@@ -10,7 +10,7 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,8 +34,12 @@ from rlkit.run.folder import (
     write_json,
 )
 from rlkit.run.measure import Counters, format_line, measure
+from rlkit.run.origin import origin
 from rlkit.run.plot import plot_metrics
+from rlkit.run.reader import RunReader
+from rlkit.run.rollouts import RolloutWriter, cut_parts
 from rlkit.run.settings import current
+from rlkit.run.sinks import Sinks, Target
 from rlkit.run.stopping import StopFlag
 
 if TYPE_CHECKING:
@@ -54,6 +58,11 @@ class Run:
     Args:
         path: folder, made if needed.
         config: parameters to keep in `config.json`.
+        rollouts_every: keep the rollout of every so many steps in `rollouts/`; None keeps none.
+        rollouts_limit: bytes that `rollouts/` may take. Beyond them steps are dropped: the first, the last and evenly
+            spread ones between them stay.
+        report_to: "wandb", "trackio" or both: where the numbers of each step go as well; `report_to` sets more.
+        log_completions: send them a table of completions too.
 
     Attributes:
         step: the step that the loop is in, or the number of finished steps.
@@ -61,7 +70,16 @@ class Run:
             (break or an error), or None while it runs.
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, config: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        config: Mapping[str, Any] | None = None,
+        rollouts_every: int | None = 1,
+        rollouts_limit: int = 2**30,
+        report_to: str | Sequence[str] = (),
+        log_completions: bool = False,
+    ) -> None:
         self._wanted = current.folder_for(Path(path))
         self._folder: Path | None = None
         self._config = dict(config or {})
@@ -79,6 +97,38 @@ class Run:
         self._prompts: Any = None
         self._vstar: Any = None
         self._resumed = False
+        self._rollouts = RolloutWriter(rollouts_every, rollouts_limit)
+        self._reader: RunReader | None = None
+        self._sinks = Sinks()
+        for kind in (report_to,) if isinstance(report_to, str) else report_to:
+            self.report_to(kind, log_completions=log_completions)
+
+    @staticmethod
+    def open(path: str | os.PathLike[str]) -> RunReader:
+        """Read the folder of a run, of this process or another, finished or not; see `RunReader`.
+
+        Raises:
+            FileNotFoundError: there is no run in that folder.
+        """
+        return RunReader(path)
+
+    def report_to(
+        self, kind: str, *, project: str | None = None, name: str | None = None, log_completions: bool = False
+    ) -> None:
+        """Send the numbers of each step on to a tracker too. A tracker that fails never stops the training.
+
+        Args:
+            kind: "wandb" or "trackio". Their own environment variables (WANDB_MODE, TRACKIO_DIR ...) are heeded.
+            project: name of the project; else WANDB_PROJECT or TRACKIO_PROJECT, else "rlkit".
+            name: of the run; else that of its folder.
+            log_completions: send a table of the first completions too, with TRL's columns, for the steps whose rollout
+                is kept.
+
+        Raises:
+            ValueError: no such tracker, or asked for twice.
+            ImportError: its package is not installed.
+        """
+        self._sinks.add(Target(kind, project, name, log_completions))
 
     @property
     def path(self) -> Path:
@@ -90,14 +140,18 @@ class Run:
             if folder != self._wanted:
                 print(f"rlkit: {self._wanted} is not empty, writing to {folder}")
             if collectives.rank() == 0:
-                settings: dict[str, Any] = {"parameters": current.parameters | self._config, "versions": versions()}
-                if current.script:
-                    settings["script"] = current.script | {"processes": collectives.size()}
-                write_json(folder / "config.json", settings)
+                write_json(folder / "config.json", self._settings())
                 (folder / "metrics.jsonl").touch()
             self._open(folder)
             return folder
         return self._folder
+
+    def _settings(self) -> dict[str, Any]:
+        """What config.json says."""
+        found = origin()
+        script = {"script": {**current.script, "processes": collectives.size()}} if current.script else {}
+        parameters = {**found.pop("parameters", {}), **current.parameters, **self._config}
+        return {"parameters": parameters, "versions": versions(), **found, **script}
 
     def _open(self, folder: Path) -> None:
         if collectives.rank() == 0:
@@ -210,6 +264,7 @@ class Run:
         if collectives.rank() == 0:
             for name in ("metrics.jsonl", "timings.jsonl"):
                 cut_lines(self.path / name, self.step)
+            cut_parts(self.path, self.step)
             (self.path / "STOPPED").unlink(missing_ok=True)
         collectives.barrier()
         print(f"rlkit: resumed {self.path} at step {self.step}")
@@ -285,6 +340,7 @@ class Run:
                         self.save()
             self.stopped = self.stopped or "done"
             self._save_state(prompts)
+            self._sinks.close()
             if self._tracked is not None:
                 self.save()
         if self.stopped in ("interrupted", "preempted"):
@@ -347,9 +403,10 @@ class Run:
         update: Update | None = None,
         *,
         ref_logps: Tensor | None = None,
+        new_logps: Tensor | None = None,
         **extra: Any,
     ) -> dict[str, int | float | None]:
-        """Measure a step and append the numbers to `metrics.jsonl`.
+        """Measure a step, append the numbers to `metrics.jsonl` and keep its rollout in `rollouts/`.
 
         Give what the step has; every record is optional. A step may be logged once.
 
@@ -360,6 +417,8 @@ class Run:
             advantages: their mean and spread.
             update: the update's metrics; of several updates on one rollout give the last one.
             ref_logps: log-probabilities of the reference, for the KL.
+            new_logps: (B,T) log-probabilities after the update, from `compute_logps(policy, rollout)`. They are kept
+                with the rollout only, where the token lens shows what the update did.
             **extra: further numbers by name; of a tensor, one value per row, the mean over what is not NaN.
 
         Returns:
@@ -378,6 +437,10 @@ class Run:
         self._append("metrics.jsonl", line)
         self._last = line
         self._logged_step, self._counters = step, counters
+        table = None
+        if rollout is not None:
+            table = self._rollouts.write(self.path, step, rollout, scores, advantages, update, ref_logps, new_logps)
+        self._sinks.log(self.path, line, table)
         if self._every is not None and collectives.rank() == 0 and step % self._every == 0:
             self._say(format_line(line))
         return line
@@ -398,6 +461,18 @@ class Run:
         import pandas as pd
 
         return pd.DataFrame(read_lines(self.path / "metrics.jsonl"))
+
+    @property
+    def reader(self) -> RunReader:
+        """The run's folder, for reading."""
+        if self._reader is None or self._reader.path != self.path:
+            self._reader = RunReader(self.path)
+        self._reader.refresh()
+        return self._reader
+
+    def rollouts(self, step: int | None = None) -> "pd.DataFrame":
+        """The completions of a step, or of all that were kept; see `RunReader.rollouts`."""
+        return self.reader.rollouts(step)
 
     def plot(self, *names: str) -> Any:
         """A plotly figure of metrics over the steps; the reward by default."""
