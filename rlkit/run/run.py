@@ -6,10 +6,7 @@ processes every one runs the same loop, and the main one writes.
 """
 
 import atexit
-import contextlib
 import os
-import sys
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -22,17 +19,10 @@ from rlkit import collectives
 from rlkit.metrics import for_json
 from rlkit.rollout import Rollout, Scores, Update
 from rlkit.run import checkpoint
-from rlkit.run.folder import (
-    append_line,
-    cut_lines,
-    fresh_folder,
-    lock,
-    numbered_folders,
-    read_lines,
-    unlock,
-    versions,
-    write_json,
-)
+from rlkit.run.console import Console
+from rlkit.run.folder import append_line, fresh_folder, lock, read_lines, unlock, versions, write_json
+from rlkit.run.keeper import Keeper, cut_back
+from rlkit.run.loop import Loop
 from rlkit.run.measure import Counters, format_line, measure
 from rlkit.run.plot import plot_metrics
 from rlkit.run.settings import current
@@ -68,16 +58,13 @@ class Run:
         self.step = 0
         self.max_steps: int | None = None
         self.stopped: str | None = None
-        self._flag = StopFlag(self._say)
+        self._console = Console()
+        self._flag = StopFlag(self._console.say)
+        self._keeper = Keeper()
         self._counters = Counters()
         self._every: int | None = None
-        self._bar: Any = None
-        self._started = 0.0
         self._logged_step: int | None = None
         self._last: dict[str, Any] = {}
-        self._tracked: checkpoint.Tracked | None = None
-        self._prompts: Any = None
-        self._vstar: Any = None
         self._resumed = False
 
     @property
@@ -140,10 +127,7 @@ class Run:
             keep: newest checkpoints that stay, at least 1.
             best: name of a metric whose best checkpoint stays as well ("reward"); larger is better.
         """
-        if keep < 1:
-            raise ValueError(f"run.track: keep must be at least 1, got {keep}.")
-        self._tracked = checkpoint.Tracked(policy, optimizer, scheduler, current.keep or keep, best)
-        self._prompts, self._vstar = prompts, vstar
+        self._keeper.track(policy, optimizer, scheduler, prompts, vstar, keep, best)
 
     def save(self) -> Path:
         """Write a checkpoint of the finished steps; every process calls it.
@@ -151,20 +135,13 @@ class Run:
         Raises:
             RuntimeError: nothing is tracked.
         """
-        tracked = self._need_tracked("run.save")
-        table = self.path / "vstar.pt"
-        if self._vstar is not None and collectives.rank() == 0 and not table.exists():
-            self._vstar.save(table)
         counters = {
             "step": self.step,
             "logged_step": self._logged_step,
             "tokens": self._counters.tokens,
             "reward_calls": self._counters.reward_calls,
-            "prompts": self._prompts.state_dict() if self._prompts is not None else None,
-            "vstar": self._vstar.digest if self._vstar is not None else None,
         }
-        score = self._last.get(tracked.best) if tracked.best else None
-        return checkpoint.save(self.path / "ckpt", tracked, counters, score)
+        return self._keeper.save(self.path, counters, self._last)
 
     def resume(self, source: str | os.PathLike[str] = "auto") -> int:
         """Go on from a checkpoint: weights, optimizer, scheduler, random states, position in the data, step, log.
@@ -185,40 +162,22 @@ class Run:
                 belongs to another model or another table of V*.
             FileNotFoundError: the named checkpoint is not whole.
         """
-        tracked = self._need_tracked("run.resume")
+        self._keeper.need("run.resume")
         if self._logged_step is not None or self.step:
             raise RuntimeError("run.resume: this run has begun; call resume before the loop.")
-        source = current.resume or source
         self._resumed = True
-        if source == "none":
-            return 0
-        found: Path | None = Path(source)
-        if source == "auto":  # a run that died before its first checkpoint left a folder in which there is none
-            known = (checkpoint.newest(folder / "ckpt") for folder in numbered_folders(self._wanted))
-            found = next((path for path in known if path is not None), None)
-        found = collectives.from_main(found)
+        source = current.resume or source
+        found = self._keeper.find(self._wanted, source)
         if found is None:
             return 0
         if self._folder is None and (source == "auto" or found.parent.parent.resolve() == self._wanted.resolve()):
             self._open(found.parent.parent)
-        checkpoint.check_vstar(found, self._vstar)
-        counters = checkpoint.load(found, tracked)
+        counters = self._keeper.load(found)
         self.step, self._logged_step = counters["step"], counters["logged_step"]
         self._counters = Counters(counters["tokens"], counters["reward_calls"])
-        if self._prompts is not None and counters["prompts"] is not None:
-            self._prompts.load_state_dict(counters["prompts"])
-        if collectives.rank() == 0:
-            for name in ("metrics.jsonl", "timings.jsonl"):
-                cut_lines(self.path / name, self.step)
-            (self.path / "STOPPED").unlink(missing_ok=True)
-        collectives.barrier()
+        cut_back(self.path, self.step)
         print(f"rlkit: resumed {self.path} at step {self.step}")
         return self.step
-
-    def _need_tracked(self, where: str) -> checkpoint.Tracked:
-        if self._tracked is None:
-            raise RuntimeError(f"{where}: nothing is tracked; call run.track(policy, optimizer) first.")
-        return self._tracked
 
     def steps(
         self, prompts: Any, max_steps: int, *, save_every: int | None = None, progress: bool | None = None
@@ -248,95 +207,19 @@ class Run:
         if save_every is not None:
             if save_every < 1:
                 raise ValueError(f"run.steps: save_every must be at least 1 or None, got {save_every}.")
-            self._need_tracked("run.steps(save_every=...)")
-        if self._tracked is not None and self._prompts is None and hasattr(prompts, "state_dict"):
-            self._prompts = prompts
+            self._keeper.need("run.steps(save_every=...)")
+        if self._keeper.tracked is not None and self._keeper.prompts is None and hasattr(prompts, "state_dict"):
+            self._keeper.prompts = prompts
         if current.resume and not self._resumed and not self.step:
             self.resume()
         if self.step >= max_steps:
             print(f"rlkit: all {max_steps} steps are done; raise max_steps, or make a new Run, for more")
-        self.max_steps, self.stopped, self._flag.reason = max_steps, None, None
-        if collectives.is_many():
-            _ = self.path  # chosen together: an error in the loop closes this generator on one process only
-        stream = iter(prompts)
-        with self._flag.listening(), self._progress_bar(max_steps, progress):
-            while self.step < max_steps and self.stopped is None:
-                position = prompts.state_dict() if hasattr(prompts, "state_dict") else None
-                try:
-                    batch = next(stream)
-                except StopIteration:
-                    self.stopped = "exhausted"
-                    break
-                self._started = time.perf_counter()
-                try:
-                    yield self.step, batch
-                except GeneratorExit:  # the loop was left by break or by an error
-                    self.stopped = "left"
-                    if self._logged_step == self.step:  # all of the step was done
-                        self._finish_step(prompts)
-                    elif position is not None:  # the step will be repeated, with its own prompts
-                        prompts.load_state_dict(position)
-                    self._save_state(prompts)
-                    raise
-                self._finish_step(prompts)
-                if self.step < max_steps:
-                    self.stopped = self._agreed_reason()
-                    if self.stopped is None and save_every and self.step % save_every == 0:
-                        self.save()
-            self.stopped = self.stopped or "done"
-            self._save_state(prompts)
-            if self._tracked is not None:
-                self.save()
-        if self.stopped in ("interrupted", "preempted"):
-            what = "everything is" if self._tracked else "the log is (weights were not saved: no run.track)"
-            print(f"rlkit: stopped after step {self.step - 1} of {max_steps}; {what} in {self.path}")
-        if self.stopped == "preempted":
-            if collectives.rank() == 0:
-                (self.path / "STOPPED").write_text(f"{self.step}\n", encoding="utf-8")
-            collectives.barrier()
-            raise SystemExit(0)
-
-    def _agreed_reason(self) -> str | None:
-        """Why to stop now, the same on every process: a signal may have reached one of them only."""
-        reasons = [reason for reason in collectives.gather(self._flag.reason) if reason]
-        return "preempted" if "preempted" in reasons else reasons[0] if reasons else None
-
-    def _finish_step(self, prompts: Any) -> None:
-        seconds = time.perf_counter() - self._started
-        self._append("timings.jsonl", {"step": self.step, "step_time": seconds})
-        self.step += 1
-        self._save_state(prompts)
-        if self._bar is not None:
-            self._bar.update()
+        yield from Loop(self, prompts, save_every).steps(max_steps, progress)
 
     def _append(self, name: str, values: Mapping[str, Any]) -> None:
         path = self.path
         if collectives.rank() == 0:
             append_line(path / name, values)
-
-    def _save_state(self, prompts: Any) -> None:
-        path = self.path
-        if collectives.rank():
-            return
-        state: dict[str, Any] = {"step": self.step, "max_steps": self.max_steps, "stopped": self.stopped}
-        if hasattr(prompts, "state_dict"):
-            state["prompts"] = prompts.state_dict()
-        write_json(path / "state.json", state)
-
-    @contextlib.contextmanager
-    def _progress_bar(self, max_steps: int, show: bool | None) -> Iterator[None]:
-        if show is None:
-            show = "ipykernel" in sys.modules or sys.stderr.isatty()
-        if not show or collectives.rank():
-            yield
-            return
-        from tqdm.auto import tqdm
-
-        with tqdm(total=max_steps, initial=self.step, desc=self.path.name, unit="step", file=sys.stderr) as self._bar:
-            try:
-                yield
-            finally:
-                self._bar = None
 
     def log(
         self,
@@ -387,10 +270,7 @@ class Run:
         self._counters = replace(self._counters, reward_calls=self._counters.reward_calls + calls)
 
     def _say(self, text: str) -> None:
-        if self._bar is None:
-            print(text, flush=True)
-        else:
-            self._bar.write(text)
+        self._console.say(text)
 
     @property
     def metrics(self) -> "pd.DataFrame":
