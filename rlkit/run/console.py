@@ -2,6 +2,7 @@
 
 import contextlib
 import sys
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -28,15 +29,22 @@ class Console:
 
     @contextlib.contextmanager
     def progress(self, name: str, step: int, max_steps: int, show: bool | None) -> Iterator[None]:
-        """A progress bar, on the main process; None shows it in notebooks and terminals, and not in log files."""
+        """A progress bar, on the main process.
+
+        None shows it in notebooks and terminals, not in log files, and not from another thread than the main one: a
+        widget that is displayed from there may appear anywhere or nowhere (known_faults B62).
+        """
+        in_main_thread = threading.current_thread() is threading.main_thread()
         if show is None:
-            show = "ipykernel" in sys.modules or sys.stderr.isatty()
+            show = in_main_thread and ("ipykernel" in sys.modules or sys.stderr.isatty())
         if not show or collectives.rank():
             yield
             return
-        from tqdm.auto import tqdm
+        import tqdm
+        import tqdm.auto
 
-        with tqdm(total=max_steps, initial=step, desc=name, unit="step", file=sys.stderr) as self._bar:
+        kind = tqdm.auto.tqdm if in_main_thread else tqdm.tqdm
+        with kind(total=max_steps, initial=step, desc=name, unit="step", file=sys.stderr) as self._bar:
             try:
                 yield
             finally:

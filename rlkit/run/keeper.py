@@ -1,4 +1,4 @@
-"""Keeper: whose state belongs to a run, and how it is saved and taken up again. The files are those of checkpoint.py."""
+"""Keeper: whose state belongs to a run, and how it is saved and taken up again. The files: checkpoint.py."""
 
 import os
 from collections.abc import Mapping
@@ -86,8 +86,19 @@ class Keeper:
             found = next((path for path in known if path is not None), None)
         return collectives.from_main(found)
 
-    def load(self, found: Path) -> dict[str, Any]:
-        """Put a checkpoint into what is tracked; every process calls it. Returns the counters."""
+    def load(self, found: Path, *, mine: bool) -> dict[str, Any]:
+        """Put a checkpoint into what is tracked; every process calls it.
+
+        Args:
+            found: the checkpoint.
+            mine: it lies in the run's own folder, which is locked by now.
+
+        Returns:
+            The counters that were saved with it.
+        """
+        if mine and collectives.rank() == 0:
+            checkpoint.mend(found)
+        collectives.barrier()
         checkpoint.check_vstar(found, self.vstar)
         counters = checkpoint.load(found, self.need("run.resume"))
         if self.prompts is not None and counters["prompts"] is not None:

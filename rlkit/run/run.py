@@ -1,13 +1,14 @@
 """Run: `steps` drives the loop, `log` measures and writes, `save` and `resume` carry it over a restart.
 
 `steps` is the only place that waits, stops or saves. Ctrl-C (the notebook's interrupt button) lets the current step
-finish and then ends the loop with everything on disk and the kernel usable; a second Ctrl-C stops at once. With several
-processes every one runs the same loop, and the main one writes.
+finish and then ends the loop with everything on disk and the kernel usable; a second Ctrl-C stops at once. Other cells,
+the view and `rlkit ctl` send commands. With several processes every one runs the same loop, and the main one writes.
 """
 
 import atexit
 import os
-from collections.abc import Iterator, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,9 +20,12 @@ from rlkit import collectives
 from rlkit.metrics import for_json
 from rlkit.rollout import Rollout, Scores, Update
 from rlkit.run import checkpoint
+from rlkit.run.background import Background, runs_in_place
 from rlkit.run.console import Console
+from rlkit.run.controls import Order, send
 from rlkit.run.folder import append_line, fresh_folder, lock, read_lines, unlock, versions, write_json
 from rlkit.run.keeper import Keeper, cut_back
+from rlkit.run.knobs import Bounds, Knobs, Numbers
 from rlkit.run.loop import Loop
 from rlkit.run.measure import Counters, format_line, measure
 from rlkit.run.plot import plot_metrics
@@ -47,8 +51,8 @@ class Run:
 
     Attributes:
         step: the step that the loop is in, or the number of finished steps.
-        stopped: why the loop ended: "done", "interrupted", "preempted" (a signal), "exhausted" (no prompts), "left"
-            (break or an error), or None while it runs.
+        stopped: why the loop ended: "done", "interrupted", "stopped" (a command), "preempted" (a signal), "exhausted"
+            (no prompts), "left" (break or an error), or None while it runs.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, config: Mapping[str, Any] | None = None) -> None:
@@ -66,6 +70,10 @@ class Run:
         self._logged_step: int | None = None
         self._last: dict[str, Any] = {}
         self._resumed = False
+        self._numbers = Numbers()
+        self._thread: int | None = None  # in which a loop runs
+        self._started = False
+        self._background: Background | None = None
 
     @property
     def path(self) -> Path:
@@ -140,6 +148,7 @@ class Run:
             "logged_step": self._logged_step,
             "tokens": self._counters.tokens,
             "reward_calls": self._counters.reward_calls,
+            "numbers": self._numbers.state(),
         }
         return self._keeper.save(self.path, counters, self._last)
 
@@ -172,7 +181,10 @@ class Run:
             return 0
         if self._folder is None and (source == "auto" or found.parent.parent.resolve() == self._wanted.resolve()):
             self._open(found.parent.parent)
-        counters = self._keeper.load(found)
+        mine = self._folder is not None and found.parent.parent.resolve() == self._folder.resolve()
+        counters = self._keeper.load(found, mine=mine)
+        for note in self._numbers.restore(counters.get("numbers", {})):
+            print(note)
         self.step, self._logged_step = counters["step"], counters["logged_step"]
         self._counters = Counters(counters["tokens"], counters["reward_calls"])
         cut_back(self.path, self.step)
@@ -197,10 +209,12 @@ class Run:
 
         Raises:
             ValueError: max_steps or save_every below 1.
-            RuntimeError: save_every, and nothing is tracked.
+            RuntimeError: save_every, and nothing is tracked; or a loop of this run is going in the background.
             KeyboardInterrupt: on a second Ctrl-C within one step.
             SystemExit: after SIGTERM or SIGUSR1, when the step is done, the checkpoint saved and STOPPED written.
         """
+        if self._background is not None and self._background.alive and not self._background.is_current:
+            raise RuntimeError("run.steps: a loop of this run is going in the background; run.wait() waits for it.")
         max_steps, save_every = current.max_steps or max_steps, current.save_every or save_every
         if max_steps < 1:
             raise ValueError(f"run.steps: max_steps must be at least 1, got {max_steps}.")
@@ -215,6 +229,97 @@ class Run:
         if self.step >= max_steps:
             print(f"rlkit: all {max_steps} steps are done; raise max_steps, or make a new Run, for more")
         yield from Loop(self, prompts, save_every).steps(max_steps, progress)
+
+    def knobs(self, *, bounds: Mapping[str, Bounds] | None = None, **declared: Any) -> Knobs:
+        """Declare the numbers of the loop that may be changed while it runs.
+
+        They are the attributes of what is returned. A change from outside (`control("set", ...)`, the view, `rlkit ctl
+        runs/x set beta 0.1`) is taken between two steps. Each number is logged with every step as `knobs/NAME`; a
+        changed one outlives save and resume, unless the loop that resumes declares another value than before.
+
+        Args:
+            bounds: lowest and highest value by name, each or both may be None: `{"beta": (0, 1)}`.
+            **declared: names and values: a float, a whole number (which stays one), or an optimizer, whose learning
+                rate it is then; where there is a scheduler give the scheduler, and the number is the rate that the
+                schedule is built on.
+
+        Returns:
+            The numbers, as attributes.
+
+        Raises:
+            TypeError: a value that is neither.
+            ValueError: not finite, out of bounds, bounds without a number, or an optimizer that has a scheduler.
+
+        Example:
+            knobs = run.knobs(beta=0.02, learning_rate=optimizer, bounds={"beta": (0, 1)})
+            ... rl.compute_loo_advantage(scores, kl=kl, beta=knobs.beta)
+        """
+        for note in self._numbers.declare(declared, bounds or {}):
+            print(note)
+        return Knobs(self._numbers, self._turn)
+
+    def _turn(self, name: str, value: Any) -> None:
+        """Assigning a knob: from another thread than the loop's it waits for the end of the step, as a command."""
+        if self._thread not in (None, threading.get_ident()):
+            self.control("set", name=name, value=value)
+        else:
+            self._numbers.set(name, value)
+
+    def control(self, order: Order, *, name: str | None = None, value: float | None = None) -> None:
+        """Tell this run's loop what to do when its step is done: from another cell, or from the loop's own body.
+
+        Args:
+            order: "pause", "resume", "stop" (everything is saved, as by the interrupt button), "save" or "set".
+            name: of a number of `knobs`, for "set".
+            value: its new value.
+
+        Raises:
+            FileNotFoundError, RuntimeError, ValueError, TypeError: as `rlkit.run.controls.send`, which other processes
+                use; the command line is `rlkit ctl`.
+        """
+        path = self.path
+        if collectives.rank() == 0:
+            send(path, order, name=name, value=value, by="run.control")
+
+    def start(self, loop: Callable[[], object]) -> None:
+        """Run a loop in the background: the cell returns, and buttons, sliders and other cells work meanwhile.
+
+            def loop():
+                for step, batch in run.steps(prompts, max_steps):
+                    ...
+            run.start(loop)
+
+        In a script it runs in place instead, and `start` returns when it is done. Torch's grad mode, default device and
+        autocast are those of the cell.
+
+        Args:
+            loop: the function; it takes no arguments.
+
+        Raises:
+            RuntimeError: a loop is going in the background already.
+            TypeError: the result of a function instead of the function.
+        """
+        if not callable(loop):
+            raise TypeError(f"run.start: expected a function without arguments, got {loop!r}. Write run.start(loop).")
+        name = str(self.path)
+        self._started = True
+        if runs_in_place():
+            loop()
+        else:
+            self._background = Background(loop, name, self._flag)
+
+    def wait(self) -> None:
+        """Wait until the loop of `start` is done. The interrupt button ends that loop after its step, with everything
+        saved; a second time it gives the cell back at once, while the loop finishes its step.
+
+        Raises:
+            RuntimeError: nothing was started.
+            BaseException: what the loop raised.
+        """
+        if not self._started:
+            raise RuntimeError("run.wait: nothing was started; call run.start(loop) first.")
+        if self._background is not None:
+            self._background.wait()
 
     def _append(self, name: str, values: Mapping[str, Any]) -> None:
         path = self.path
@@ -256,6 +361,7 @@ class Run:
             raise ValueError(
                 f"run.log: step {step} comes after step {self._logged_step} was logged; log each step once."
             )
+        extra |= self._numbers.metrics()
         metrics, counters = measure(self._counters, rollout, scores, advantages, update, ref_logps, extra)
         line = {"step": step, **for_json(metrics)}
         self._append("metrics.jsonl", line)
