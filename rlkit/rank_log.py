@@ -1,7 +1,7 @@
 """What the other processes of a run print: into `rank1.log`, `rank2.log` ... in the run's folder, not on the console.
 
-The folder is not known when the process group is joined, and a folder that holds anything is not taken for a new run. So
-lines wait in memory, the last megabyte of them, until the run has its folder.
+The folder is not known when the process group is joined, and a new run takes no folder that holds
+anything. So lines wait in memory, the last megabyte of them, until the run has its folder.
 """
 
 import io

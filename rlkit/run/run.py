@@ -18,6 +18,7 @@ from torch import Tensor
 
 from rlkit import collectives
 from rlkit.metrics import for_json
+from rlkit.rank_log import move_output_to
 from rlkit.rollout import Rollout, Scores, Update
 from rlkit.run import checkpoint
 from rlkit.run.background import Background, runs_in_place
@@ -98,6 +99,7 @@ class Run:
         if collectives.rank() == 0:
             lock(folder)
             atexit.register(unlock, folder)
+        move_output_to(folder)
         self._folder = current.folder = folder
 
     def _found(self) -> Path | None:
