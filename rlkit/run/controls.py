@@ -80,16 +80,21 @@ def send(
         raise TypeError(f"controls.send: name and value belong to 'set', not to {order!r}.")
     line = {"command": order, "name": name, "value": value, "by": by, "time": time.time()}
     text = json.dumps({key: value for key, value in line.items() if value is not None}, allow_nan=False) + "\n"
-    with open(path / FILE, "ab+") as file:
-        if file.seek(0, os.SEEK_END):
-            file.seek(-1, os.SEEK_END)
-            if file.read(1) != b"\n":  # someone died in the middle of a line
-                text = "\n" + text
-        file.write(text.encode())
-        file.flush()
-        end = file.tell()
-        file.seek(0)
-        return file.read(end).count(b"\n")
+    return _append(path / FILE, text.encode())
+
+
+def _append(file: Path, line: bytes) -> int:
+    """Append a line in one write, whoever else does so; returns its number, counted from 1."""
+    handle = os.open(file, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)  # unbuffered: its position is the true one
+    with open(handle, "r+b", buffering=0) as raw:
+        if raw.seek(0, os.SEEK_END):
+            raw.seek(-1, os.SEEK_END)
+            if raw.read(1) != b"\n":  # someone died in the middle of a line
+                line = b"\n" + line
+        raw.write(line)
+        end = raw.tell()
+        raw.seek(0)
+        return raw.read(end).count(b"\n")
 
 
 def why_over(state: dict[str, Any]) -> str | None:

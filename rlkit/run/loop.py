@@ -36,6 +36,7 @@ class Loop:
         folder = run.path  # chosen together
         self._inbox = Inbox(folder) if collectives.rank() == 0 else None
         self._paused = False
+        self._changes: dict[str, tuple[float, float, str]] = {}
         self._started = 0.0
 
     def steps(self, max_steps: int, progress: bool | None) -> Iterator[tuple[int, Any]]:
@@ -107,6 +108,7 @@ class Loop:
             commands, reasons = self._news()
             for command in commands:
                 self._obey(command)
+            self._say_changes()
             for reason in ("preempted", "interrupted"):
                 if reason in reasons:
                     run.stopped = reason
@@ -129,7 +131,7 @@ class Loop:
 
     def _obey(self, command: Command) -> None:
         run, by = self._run, f" (by {command.by})" if command.by else ""
-        done = ""
+        done = None
         if command.order == "pause" and not self._paused:
             self._paused, done = True, f"paused before step {run.step}{by}; go on with: rlkit ctl {run.path} resume"
         elif command.order == "resume" and self._paused:
@@ -146,12 +148,21 @@ class Loop:
         if done:
             run._console.say(f"rlkit: {done}")
 
-    def _set(self, command: Command, by: str) -> str:
+    def _set(self, command: Command, by: str) -> str | None:
+        name = str(command.name)
         try:
-            before, after = self._run._numbers.set(str(command.name), command.value, where="set")
+            before, after = self._run._numbers.set(name, command.value, where="set")
         except (ValueError, TypeError) as error:  # a fault of whoever sent it
             return f"a command is skipped{by}: {error}"
-        return f"{command.name} {before} -> {after}{by}, from step {self._run.step} on"
+        first, _, _ = self._changes.get(name, (before, after, by))
+        self._changes[name] = (first, after, by)
+        return None
+
+    def _say_changes(self) -> None:
+        """One line a number, however often a slider moved it."""
+        for name, (before, after, by) in self._changes.items():
+            self._run._console.say(f"rlkit: {name} {before} -> {after}{by}, from step {self._run.step} on")
+        self._changes.clear()
 
     def _finish_step(self) -> None:
         run, seconds = self._run, time.perf_counter() - self._started
