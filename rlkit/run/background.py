@@ -31,7 +31,7 @@ def runs_in_place() -> bool:
 
 
 class Background:
-    """One function in a thread of its own; it starts at once.
+    """One function in a thread of its own.
 
     Args:
         function: the loop.
@@ -67,11 +67,14 @@ class Background:
                 _alive.remove(self)
                 self._ended.set()
 
-        flag.reason = None
         # A daemon, since the interpreter would wait for another kind before it asks anyone to stop.
         self._thread = threading.Thread(
             target=contextvars.copy_context().run, args=(work,), name="rlkit-loop", daemon=True
         )
+
+    def start(self) -> None:
+        """Begin, with the torch settings and context of the place where the object was made."""
+        self._flag.reason = None
         _alive.append(self)
         self._thread.start()
 

@@ -99,22 +99,21 @@ class Numbers:
                 low is not None and high is not None and low > high
             ):
                 raise ValueError(f"run.knobs: bounds of {name} must be (lowest, highest), got {(low, high)}.")
-        fresh: dict[str, Plain | Rate] = {}
+        fresh: dict[str, tuple[Plain | Rate, type, Bounds]] = {}
         for name, value in given.items():
             if name.startswith("_"):
                 raise ValueError(f"run.knobs: choose a name without a leading underscore, got {name!r}.")
             if isinstance(value, LRScheduler) or hasattr(value, "param_groups"):
-                kind: type = float
-                fresh[name] = Rate(value)
-                limits = bounds.get(name, (0.0, None))
+                rate, limits = Rate(value), bounds.get(name, (0.0, None))
+                check_number("run.knobs", name, rate.value, float, limits)
+                fresh[name] = rate, float, limits
             else:
-                kind = int if isinstance(value, numbers.Integral) else float
+                kind: type = int if isinstance(value, numbers.Integral) else float
                 limits = bounds.get(name, (None, None))
-                fresh[name] = Plain(check_number("run.knobs", name, value, kind, limits))
-            check_number("run.knobs", name, fresh[name].value, kind, limits)
-            self._kinds[name], self.bounds[name] = kind, limits
-        self._now |= fresh
-        self._declared |= {name: number.value for name, number in fresh.items()}
+                fresh[name] = Plain(check_number("run.knobs", name, value, kind, limits)), kind, limits
+        for name, (number, kind, limits) in fresh.items():  # only now: an error leaves everything as it was
+            self._now[name], self._kinds[name], self.bounds[name] = number, kind, limits
+            self._declared[name] = number.value
         return self._take_up()
 
     def set(self, name: str, value: Any, where: str = "run.knobs") -> tuple[float, float]:

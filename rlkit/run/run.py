@@ -309,6 +309,7 @@ class Run:
             loop()
         else:
             self._background = Background(loop, name, self._flag)
+            self._background.start()
 
     def wait(self) -> None:
         """Wait until the loop of `start` is done. The interrupt button ends that loop after its step, with everything

@@ -39,7 +39,9 @@ def status_is(run, status):
 
 @pytest.fixture
 def run(tmp_path):
-    return rl.Run(tmp_path / "run")
+    run = rl.Run(tmp_path / "run")
+    assert run.path.exists()  # chosen here, not by whichever thread asks first
+    return run
 
 
 @pytest.fixture
