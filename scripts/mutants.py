@@ -103,6 +103,12 @@ MUTANTS = [
     Mutant("one NaN wipes an average", "metrics.py", "if value is not None and not math.isnan(value)]", "if value is not None]", "test_metrics.py"),
     Mutant("interrupt in the middle of a step", "run/stopping.py", '        self.reason = "interrupted"\n', "        raise KeyboardInterrupt\n", "test_run.py"),
     Mutant("an earlier run written over", "run/folder.py", "while folder.exists() and any(folder.iterdir()):", "while False:", "test_run.py"),
+    Mutant("commands of an earlier loop obeyed", "run/controls.py", "len(before), before.count", "0, before.count", "run/test_controls.py"),
+    Mutant("a pause that does not hold", "run/loop.py", "if run.stopped is not None or not self._paused:", "if True:", "run/test_controls.py"),
+    Mutant("a number without its bounds", "run/controls.py", "if (low is not None and value < low) or", "if False and", "run/test_controls.py run/test_knobs.py"),
+    Mutant("a live change lost by a restart", "run/knobs.py", 'self.set(name, saved["value"])', "pass", "run/test_knobs.py"),
+    Mutant("the background loop without the cell's grad mode", "run/background.py", "stack.enter_context(torch.set_grad_enabled(grad))", "pass", "run/test_background.py"),
+    Mutant("a phase inside a phase counted twice", "timing.py", "if _clock.busy:", "if False:", "run/test_controls.py"),
 ]  # fmt: skip
 
 

@@ -17,7 +17,7 @@ from rlkit.run.controls import send
 from rlkit.run.folder import read_json, read_lines
 from rlkit.run.stopping import StopFlag
 
-LONG = 120
+LONG = 60  # seconds that something may take on a busy machine before it counts as lost
 
 
 def until(true, what):

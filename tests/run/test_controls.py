@@ -18,7 +18,7 @@ from rlkit.cli import main
 from rlkit.run.controls import Inbox, parse, send
 from rlkit.run.folder import read_json, read_lines, unlock
 
-LONG = 120  # seconds that something may take on a busy machine before it counts as lost
+LONG = 60  # seconds that something may take on a busy machine before it counts as lost
 
 
 def state_of(run):

@@ -1,11 +1,14 @@
 """A preemption before the first step of a script is remembered, and taken by `run.steps`: so the job starts again."""
 
+import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+ROOT = str(Path(__file__).parents[2])
 SCRIPT = """
 import os, signal, sys, time
 import rlkit as rl
@@ -31,7 +34,8 @@ except SystemExit as stop:
 def output(tmp_path, body):
     (tmp_path / "s.py").write_text(SCRIPT.replace("{body}", body))
     command = [sys.executable, "s.py", "run"]
-    return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    environment = os.environ | {"PYTHONPATH": ROOT}
+    return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ import os
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from rlkit.rank_log import MOST_CHARACTERS, RankLog
 from rlkit.run import checkpoint
 from rlkit.run.folder import lock, unlock
 
+ROOT = str(Path(__file__).parents[2])
 CLAIM = """
 import sys, time, pathlib
 from rlkit.run.folder import lock
@@ -41,7 +43,12 @@ def test_of_several_that_claim_a_folder_at_once_one_gets_it(tmp_path, before):
     if before != "nothing":
         text = json.dumps({"host": socket.gethostname(), "pid": dead_pid()})
         (tmp_path / "lock").write_text(text if "dead" in before else text[:9])
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    pipes = {
+        "env": os.environ | {"PYTHONPATH": ROOT},
+        "stdin": subprocess.PIPE,
+        "stdout": subprocess.PIPE,
+        "text": True,
+    }
     claims = [subprocess.Popen([sys.executable, "-c", CLAIM, str(tmp_path)], **pipes) for _ in range(4)]
     try:
         for claim in claims:
