@@ -13,6 +13,7 @@ from rlkit.rollout import Rollout, Scores
 from rlkit.sampling.assemble import join
 from rlkit.sampling.sample import sample
 from rlkit.sampling.transformers_engine import TransformersEngine
+from rlkit.timing import phase
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -58,6 +59,7 @@ class Evaluation(Record):
         )
 
 
+@phase("evaluate")
 def evaluate(
     policy: "Policy",
     dataset: Any,

@@ -64,6 +64,7 @@ _ALL = [
     Metric("frac_masked", "Share of rows without a token in the loss (truncated and masked, or without a target).", "share", "near 0"),
     Metric("skipped", "1 if the step had nothing to learn and the optimizer was not stepped.", "0 or 1", "0"),
     Metric("aux_loss", "Load-balancing loss of a mixture-of-experts model.", "1", "falls"),
+    Metric("knobs/*", "A number that `run.knobs` declared, as it was in the step.", "as declared", "as set"),
     Metric("step_time", "Wall time of the step; kept apart from the other metrics, which repeat bit for bit.", "s", "steady"),
 ]  # fmt: skip
 METRICS: dict[str, Metric] = {metric.name: metric for metric in _ALL}

@@ -21,6 +21,7 @@ from rlkit.losses import RLOO, LossFunction, LossInputs, importance_ratio
 from rlkit.rollout import Rollout, Update
 from rlkit.step_checks import check_inputs, check_tools
 from rlkit.strategies import Updater, updater_of, verify_gradients
+from rlkit.timing import phase
 
 if TYPE_CHECKING:
     from rlkit.policy import Policy
@@ -40,6 +41,7 @@ class LRScheduler(Protocol):
         ...
 
 
+@phase("loss_step")
 def loss_step(
     policy: "Policy",
     optimizer: torch.optim.Optimizer,

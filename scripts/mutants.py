@@ -131,6 +131,12 @@ MUTANTS = [
     Mutant("a torn line taken as read", FOLDER, "self._offset += end", "self._offset += len(data)", "run/test_reader.py"),
     Mutant("a replaced log read on", FOLDER, "anew = handle.read(len(self._tail)) != self._tail", "anew = len(handle.read(len(self._tail))) != len(self._tail)", "run/test_reader.py"),
     Mutant("a metric that pauses moves up", READER, "column.extend([math.nan] * (before + len(rows) - len(column)))", "pass", "run/test_reader.py"),
+    Mutant("commands of an earlier loop obeyed", "run/controls.py", "len(before), before.count", "0, before.count", "run/test_controls.py"),
+    Mutant("a pause that does not hold", "run/loop.py", "if run.stopped is not None or not self._paused:", "if True:", "run/test_controls.py"),
+    Mutant("a number without its bounds", "run/controls.py", "if (low is not None and value < low) or", "if False and", "run/test_controls.py run/test_knobs.py"),
+    Mutant("a live change lost by a restart", "run/knobs.py", 'self.set(name, saved["value"])', "pass", "run/test_knobs.py"),
+    Mutant("the background loop without the cell's grad mode", "run/background.py", "stack.enter_context(torch.set_grad_enabled(grad))", "pass", "run/test_background.py"),
+    Mutant("a phase inside a phase counted twice", "timing.py", "if _clock.busy:", "if False:", "run/test_controls.py"),
 ]  # fmt: skip
 
 

@@ -22,6 +22,7 @@ import torch
 
 from rlkit.metrics import describe
 from rlkit.rollout import Rollout, Scores, text_of
+from rlkit.timing import phase
 
 logger = logging.getLogger(__name__)
 
@@ -51,6 +52,7 @@ class StepState:
     max_steps: int | None = None
 
 
+@phase("score")
 def score(
     rollout: Rollout,
     reward_funcs: RewardFunction | Sequence[RewardFunction],

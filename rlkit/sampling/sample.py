@@ -13,11 +13,13 @@ from rlkit.rollout import Prompt, PromptBatch, Rollout, SamplingParams
 from rlkit.sampling.assemble import assemble
 from rlkit.sampling.engine import Completion, Engine
 from rlkit.sampling.transformers_engine import TransformersEngine
+from rlkit.timing import phase
 
 if TYPE_CHECKING:
     from rlkit.policy import Policy
 
 
+@phase("sample")
 def sample(
     policy: "Policy | Engine",
     batch: PromptBatch | Sequence[Prompt | dict[str, Any]],
@@ -96,7 +98,7 @@ def sample(
         warnings.warn(
             "sample: top_p, top_k, min_p and repetition_penalty draw from another distribution than the policy's, so "
             "the completions are not on-policy. Log-probabilities are the policy's own, not the sampler's.",
-            stacklevel=2,
+            stacklevel=3,
         )
     if seed is None:
         seed = int(torch.randint(2**62, (), generator=generator))

@@ -13,12 +13,14 @@ from rlkit.prompts import check_prompt_column, make_batch
 from rlkit.rewards.score import RewardFunction, score
 from rlkit.rollout import PromptBatch, text_of
 from rlkit.sampling.sample import sample
+from rlkit.timing import phase
 from rlkit.vstar.table import ValueTable
 
 if TYPE_CHECKING:
     from rlkit.policy import Policy
 
 
+@phase("estimate_vstar")
 def estimate_vstar(
     policy: "Policy",
     dataset: Any,
