@@ -156,7 +156,7 @@ def _load(name: str, device: str | torch.device | None) -> nn.Module:
         ) from error
     if info["missing_keys"]:
         raise ValueError(
-            f"RewardModel: {name} has no trained head (missing: {', '.join(sorted(info['missing_keys'])[:3])}): it is no "
+            f"RewardModel: {name} has no trained head ({sorted(info['missing_keys'])[0]} is missing): it is no "
             "sequence-classification model, and its rewards would be noise."
         )
     return model.to(device or ("cuda" if torch.cuda.is_available() else "cpu"))

@@ -27,7 +27,6 @@ from typing import Any
 PROGRAM = Path(__file__).with_name("worker_main.py")
 START_SECONDS = 120.0  # for the imports of a function's module, on a busy machine; not part of any timeout
 LARGEST = 64 * 2**20  # bytes of a pickled function; one that holds a model stays in this process
-MOST_IDLE = 8  # from then on a new function takes the place of the one that has waited longest
 
 
 class TimedOut(Exception):
@@ -65,7 +64,7 @@ class Worker:
             theirs.close()
         self.pid = self._process.pid
         self.digest: str | None = None
-        self.fresh = True  # nothing was called yet: what the function imports when it is called is still to come
+        self.fresh = True  # not called yet: what the function imports when it is called is still to come
 
     @property
     def alive(self) -> bool:
@@ -87,7 +86,7 @@ class Worker:
             raise CannotSend(f"importing it took more than {START_SECONDS:.0f} s") from error
         if answer[0] == "raised":
             raise CannotSend(f"{answer[1]}: {answer[2]}")
-        self.digest = digest
+        self.digest, self.fresh = digest, True
         return bool(answer[1])
 
     def call(self, arguments: bytes, seconds: float | None) -> tuple[Any, ...]:
@@ -199,8 +198,8 @@ def borrow(digest: str) -> Worker:
             _pool.idle.remove(worker)
             worker.close()
         place = next((i for i, worker in enumerate(_pool.idle) if worker.digest == digest), None)
-        if place is None and len(_pool.idle) >= MOST_IDLE:
-            place = 0
+        if place is None and _pool.idle:
+            place = 0  # loading another function costs less than starting a process
         if place is not None:
             worker = _pool.idle.pop(place)
             _pool.busy.append(worker)
