@@ -54,19 +54,16 @@ class Here:
     def __init__(self, job: Job) -> None:
         self.job = job
 
+    def prepare(self) -> None:
+        """There is nothing to start."""
+
     def __call__(self, rows: Sequence[int], seconds: float | None) -> tuple[Any, RewardLog]:
         """Call the function on some of the rows."""
         return call_here(self.job, rows)
 
 
-class InThread:
+class InThread(Here):
     """Calls in a daemon thread of its own: the caller goes on when the time is over, the function cannot be stopped."""
-
-    killable = False
-    fresh = False
-
-    def __init__(self, job: Job) -> None:
-        self.job = job
 
     def __call__(self, rows: Sequence[int], seconds: float | None) -> tuple[Any, RewardLog]:
         """Call the function on some of the rows.
@@ -115,7 +112,11 @@ class InWorker:
     @property
     def fresh(self) -> bool:
         """True if the next call is the first of its process, which may have to import what the function needs."""
-        return self._worker is None or not self._worker.alive or self._worker.fresh
+        return self._worker is None or self._worker.fresh
+
+    def prepare(self) -> None:
+        """Start a process, if there is none, and bring the function in."""
+        self._ready()
 
     def __call__(self, rows: Sequence[int], seconds: float | None) -> tuple[Any, RewardLog]:
         """Call the function on some of the rows."""

@@ -4,7 +4,8 @@ A function is called once on all rows. Where that call fails or runs out of time
 (group by group for a function that asks for `group_ids`): the one that raises or hangs is found and lost, the others
 keep what they get. The time of it is bounded: one row may take a quarter of the timeout (the first one in a new
 process, which has to import what the function needs, all of it), and all of them together twice the timeout. So a
-completion that hangs costs about one and a quarter of the timeout, and no call takes more than three.
+completion that hangs costs about one and a quarter of the timeout, and no call takes more than three, beside the
+starts of new processes.
 """
 
 import asyncio
@@ -15,6 +16,7 @@ from typing import Any
 from rlkit.rewards.arguments import RewardLog
 from rlkit.rewards.callers import Here, InThread, InWorker, tell_once
 from rlkit.rewards.job import Failed, Job, Outcome
+from rlkit.rewards.loop import PATIENCE_SECONDS
 from rlkit.rewards.worker import CannotSend, TimedOut
 
 RETRY_BUDGET = 2.0  # of the timeout, for all rows together
@@ -48,16 +50,17 @@ def run(job: Job, caller: Caller) -> Outcome:
 
 def _one_by_one(job: Job, caller: Caller, units: list[list[int]], first: Failed | TimedOut, outcome: Outcome) -> None:
     timeout = job.limits.timeout
-    end = time.monotonic() + RETRY_BUDGET * timeout if timeout is not None else None
+    left = RETRY_BUDGET * timeout if timeout is not None else None
     strict = job.limits.on_error == "raise"
     for place, rows in enumerate(units):
-        seconds = None
-        if timeout is not None and end is not None:
+        if left is not None and left <= 0:
+            outcome.lose([row for unit in units[place:] for row in unit], TimedOut())
+            break
+        caller.prepare()  # a new process after a kill: its start is not the function's time
+        start, seconds = time.monotonic(), None
+        if timeout is not None and left is not None:
             share = timeout if caller.fresh else timeout * max(RETRY_SHARE, 1 / len(units))
-            seconds = min(share, end - time.monotonic())
-            if seconds <= 0:
-                outcome.lose([row for unit in units[place:] for row in unit], TimedOut())
-                break
+            seconds = min(share, left)
         try:
             outcome.put(rows, *caller(rows, seconds))
         except TimedOut as error:
@@ -70,6 +73,8 @@ def _one_by_one(job: Job, caller: Caller, units: list[list[int]], first: Failed 
                 known = job.error(first if isinstance(first, Failed) else error, rows[0])
                 raise known from known.__cause__
             outcome.lose(rows, error)
+        finally:
+            left = None if left is None else left - (time.monotonic() - start)
     if strict and isinstance(first, Failed):
         raise job.error(first)  # no completion fails alone
 
@@ -160,3 +165,4 @@ async def run_all_async(jobs: Sequence[Job]) -> list[Outcome]:
     finally:
         for task in tasks:
             task.cancel()
+        await asyncio.wait(tasks, timeout=PATIENCE_SECONDS)  # what they tidy up is done when the error is seen

@@ -123,7 +123,7 @@ def test_the_next_call_works_and_processes_do_not_add_up():
     """B89: five steps with a completion that hangs leave one process."""
     reward = lengths_after(endless)
     for _ in range(3):
-        scores = rl.score(ROLLOUT, reward, timeout=0.3, on_timeout=-5.0)
+        scores = rl.score(ROLLOUT, reward, timeout=0.5, on_timeout=-5.0)
         assert scores.reward.tolist() == [1.0, 2.0, -5.0, 0.0, 3.0, 1.0]
         assert len(worker.worker_pids()) <= 1
 
@@ -283,12 +283,12 @@ def test_an_error_that_no_completion_causes_alone():
 
 def test_what_cannot_be_pickled_runs_in_a_thread_and_says_so_once(caplog, monkeypatch):
     monkeypatch.setattr(callers, "_told", set())
-    lock = threading.Lock()
+    unsendable = (0 for _ in iter(int, 1))
     release = threading.Event()
 
     def locked(completions):
-        with lock:
-            release.wait(60 if "bad" in completions else 0)
+        next(unsendable)
+        release.wait(60 if "bad" in completions else 0)
         return [1.0] * len(completions)
 
     good = ROLLOUT.select([0, 1])
@@ -305,9 +305,11 @@ def test_what_cannot_be_pickled_runs_in_a_thread_and_says_so_once(caplog, monkey
 
 def test_threads_that_never_end_do_not_add_up(monkeypatch):
     """B89: after eight of them the run is told to stop."""
+    unsendable = (0 for _ in iter(int, 1))
     release = threading.Event()
 
     def stuck(completions):
+        next(unsendable)
         release.wait(60)
         return [1.0] * len(completions)
 
