@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from rlkit.record import printable
 from rlkit.rewards.arguments import Accepted, Offer, RewardLog, StepState
 from rlkit.rewards.returned import as_list, as_number
 from rlkit.rewards.worker import TimedOut
@@ -35,7 +36,7 @@ class Failed(Exception):
     """A reward function raised, or its process died. `kind` and `text` are those of what it raised."""
 
     def __init__(self, kind: str, text: str, trace: str | None = None) -> None:
-        self.kind, self.text, self.trace = kind, _printable(text), trace
+        self.kind, self.text, self.trace = kind, printable(text[:500]), trace
         super().__init__(trace or f"{kind}: {self.text}")
 
     @classmethod
@@ -171,8 +172,3 @@ class Outcome:
                 limits.on_timeout,
                 self.job.offer.show(min(self.late)),
             )
-
-
-def _printable(text: str) -> str:
-    """Text that every terminal and log file can take, at most 500 characters."""
-    return text[:500].encode("utf-8", "backslashreplace").decode("utf-8")
