@@ -129,11 +129,11 @@ def with_columns(own: dict[str, Any], columns: Mapping[str, Any]) -> dict[str, A
 
 
 def printable(cell: Any) -> Any:
-    """Text that a table, a terminal and a file can take: half a surrogate pair, which JSON may hold, is spelled out.
+    r"""Text that a table, a terminal and a file can take: half a surrogate pair, which JSON may hold, is spelled out.
 
     Example:
         >>> printable(chr(0xD800) + "a"), printable(1)
-        ('\\\\ud800a', 1)
+        ('\\ud800a', 1)
     """
     return cell.encode("utf-8", "backslashreplace").decode("utf-8") if isinstance(cell, str) else cell
 
