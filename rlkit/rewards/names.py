@@ -1,5 +1,6 @@
 """Readable, unique names of reward functions: they name metrics, columns and errors."""
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,7 +12,7 @@ def own_name(function: Any) -> str:
         >>> own_name(len), own_name(lambda: 0)
         ('len', 'lambda')
     """
-    while hasattr(function, "func"):  # functools.partial
+    while isinstance(function, functools.partial):
         function = function.func
     name = getattr(function, "__name__", None)
     if not isinstance(name, str) or not name:

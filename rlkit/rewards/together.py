@@ -1,6 +1,7 @@
 """The functions of one `score`: async ones and guarded ones side by side, while the others run here in turn."""
 
 import concurrent.futures
+import functools
 import inspect
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -23,7 +24,7 @@ def is_async(function: Any) -> bool:
         >>> is_async(functools.partial(asyncio.sleep, 0)), is_async(len)
         (True, False)
     """
-    while hasattr(function, "func"):  # functools.partial
+    while isinstance(function, functools.partial):
         function = function.func
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
 

@@ -437,3 +437,20 @@ def test_any_text_reaches_the_process_and_comes_back():
 
     scores = rl.score(rollout, same, timeout=60.0)
     assert scores.reward.tolist() == [1.0 + len(text) for text in texts] and scores.extra["copy"] == texts
+
+
+@pytest.mark.slow
+def test_trls_accuracy_has_one_value_everywhere():
+    """B88: math-verify's own timeouts need the main thread; a worker's function runs in its main thread."""
+    from trl.rewards import accuracy_reward
+
+    answers = (r"\boxed{\frac{1}{2}}", r"It is \boxed{63}.", "no answer", r"\boxed{0.5}")
+    rollout = make_rollout(
+        (1,) * 4,
+        prompts=[[{"role": "user", "content": "?"}]] * 4,
+        completions=[[{"role": "assistant", "content": text}] for text in answers],
+        columns={"solution": (r"\frac{1}{2}", "63", "63", r"\frac{1}{2}")},
+    )
+    here = rl.score(rollout, accuracy_reward)
+    assert here.reward.tolist() == [1.0, 1.0, 0.0, 1.0]
+    torch.testing.assert_close(rl.score(rollout, accuracy_reward, timeout=120.0).reward, here.reward)
