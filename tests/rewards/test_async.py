@@ -222,6 +222,7 @@ def test_an_async_function_that_scores_with_an_async_function_is_told():
         rl.score(ROLLOUT, inner)
 
 
+@pytest.mark.slow
 def test_the_loop_is_closed_at_exit():
     """A script ends at once and cleanly, also with work left on the loop: no warning in Python's development mode."""
     code = """

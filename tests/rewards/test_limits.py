@@ -319,6 +319,7 @@ def test_threads_that_never_end_do_not_add_up(monkeypatch):
     release.set()
 
 
+@pytest.mark.slow
 def test_a_script_is_not_run_again_and_its_globals_are_sent(tmp_path):
     """A function of an unguarded script (or a notebook): multiprocessing's spawn would train a second time."""
     script = tmp_path / "train.py"
@@ -352,6 +353,7 @@ def test_a_script_is_not_run_again_and_its_globals_are_sent(tmp_path):
     assert "thread" not in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the parent's death is told by the kernel on Linux only")
 @pytest.mark.parametrize("way", ["os.kill(os.getpid(), 9)", "os._exit(0)", "raise SystemExit"])
 def test_workers_end_with_the_process_that_started_them(tmp_path, way):
