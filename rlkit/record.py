@@ -124,7 +124,18 @@ def with_columns(own: dict[str, Any], columns: Mapping[str, Any]) -> dict[str, A
         >>> with_columns({"reward": [1]}, {"reward": [0], "answer": ["x"]})
         {'reward': [1], 'column:reward': [0], 'answer': ['x']}
     """
-    return own | {(f"column:{name}" if name in own else name): list(cells) for name, cells in columns.items()}
+    table = own | {(f"column:{name}" if name in own else name): list(cells) for name, cells in columns.items()}
+    return {name: [printable(cell) for cell in cells] for name, cells in table.items()}
+
+
+def printable(cell: Any) -> Any:
+    r"""Text that a table, a terminal and a file can take: half a surrogate pair, which JSON may hold, is spelled out.
+
+    Example:
+        >>> printable(chr(0xD800) + "a"), printable(1)
+        ('\\ud800a', 1)
+    """
+    return cell.encode("utf-8", "backslashreplace").decode("utf-8") if isinstance(cell, str) else cell
 
 
 def check_lengths(where: str, expected: int, **values: Sequence[Any] | Tensor) -> None:

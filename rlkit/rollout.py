@@ -262,14 +262,8 @@ class Scores(Record):
         import pandas as pd
 
         parts = {f"rewards/{name}": self.parts[:, k].tolist() for k, name in enumerate(self.names)}
-        return pd.DataFrame(
-            {
-                "group_id": self.group_id.tolist(),
-                "reward": self.reward.tolist(),
-                **parts,
-                **{name: list(values) for name, values in self.extra.items()},
-            }
-        )
+        own = {"group_id": self.group_id.tolist(), "reward": self.reward.tolist(), **parts}
+        return pd.DataFrame(with_columns(own, self.extra))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
