@@ -100,7 +100,7 @@ MUTANTS = [
     Mutant("surrogates not replaced", ROWS, "return text.encode(\"utf-16-le\", \"surrogatepass\").decode(\"utf-16-le\", \"replace\")", "return text", "run/test_rollouts.py"),
     Mutant("the last rollouts dropped", ROLLOUTS, "return steps[1 + gaps.index(min(gaps))]", "return steps[-1]", "run/test_rollouts.py"),
     Mutant("rollouts after a checkpoint kept", ROLLOUTS, "if step >= steps:", "if step > steps:", "run/test_rollouts.py"),
-    Mutant("a torn line taken as read", LINES, "self._offset += end", "self._offset += len(data)", "run/test_reader.py"),
+    Mutant("a torn line left out in silence", LINES, "self._torn = end < len(data)", "self._torn = False", "run/test_reader.py"),
     Mutant("a replaced log read on", LINES, "anew = handle.read(len(self._tail)) != self._tail", "anew = len(handle.read(len(self._tail))) != len(self._tail)", "run/test_reader.py"),
     Mutant("a metric that pauses moves up", READER, "column.extend([math.nan] * (before + len(rows) - len(column)))", "pass", "run/test_reader.py"),
     # prompts, rewards, V*, run
