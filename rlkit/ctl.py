@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rlkit.run.controls import ORDERS, send, why_over
-from rlkit.run.folder import read_json
+from rlkit.run.lines import read_json
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -32,6 +32,7 @@ class Mutant:
     tests: str
 
 
+ROWS, ROLLOUTS, READER, LINES = "run/rows.py", "run/rollouts.py", "run/reader.py", "run/lines.py"
 ADV, LOSS, STEP, LOGPS = "advantages.py", "losses.py", "step.py", "logps.py"
 DECODE, CHOOSE = "sampling/decode.py", "sampling/choose.py"
 DRAW, ASSEMBLE = "sampling/draw.py", "sampling/assemble.py"
@@ -93,6 +94,17 @@ MUTANTS = [
     Mutant("truncated flag turned", ASSEMBLE, 'c.finish_reason == "length"', 'c.finish_reason != "length"', SAMPLING),
     Mutant("end ids of the configs ignored", "policy.py", "for value in [tokenizer.eos_token_id, *(getattr(config, \"eos_token_id\", None) for config in configs if config)]:", "for value in [tokenizer.eos_token_id]:", "test_policy.py"),
     Mutant("reference is the policy itself", "policy.py", "model = copy.deepcopy(self.model).requires_grad_(False)", "model = self.model", "test_policy.py test_step.py"),
+    # the run folder
+    Mutant("padding stored with the tokens", ROWS, "flat | {\"token_ids\": rollout.completion_ids.cpu()[mask]", "flat | {\"token_ids\": rollout.completion_ids.cpu().reshape(-1)[: int(mask.sum())]", "run/test_rollouts.py"),
+    Mutant("log-ratio to the reference turned", ROWS, "flat[\"sampler_logp\"].astype(np.float64) - flat[\"ref_logp\"]", "flat[\"ref_logp\"].astype(np.float64) - flat[\"sampler_logp\"]", "run/test_rollouts.py"),
+    Mutant("clip state turned", STEP, "measured[CLIPPED_HIGH] - measured[CLIPPED_LOW]", "measured[CLIPPED_LOW] - measured[CLIPPED_HIGH]", "test_step.py run/test_rollouts.py"),
+    Mutant("a record of other rows taken", ROWS, "if values is not None and len(values) == len(mask)", "if values is not None", "run/test_rollouts.py"),
+    Mutant("surrogates not replaced", ROWS, "return text.encode(\"utf-16-le\", \"surrogatepass\").decode(\"utf-16-le\", \"replace\")", "return text", "run/test_rollouts.py"),
+    Mutant("the last rollouts dropped", ROLLOUTS, "return steps[1 + gaps.index(min(gaps))]", "return steps[-1]", "run/test_rollouts.py"),
+    Mutant("rollouts after a checkpoint kept", ROLLOUTS, "if step >= steps:", "if step > steps:", "run/test_rollouts.py"),
+    Mutant("a torn line left out in silence", LINES, "self._torn = end < len(data)", "self._torn = False", "run/test_reader.py"),
+    Mutant("a replaced log read on", LINES, "anew = handle.read(len(self._tail)) != self._tail", "anew = len(handle.read(len(self._tail))) != len(self._tail)", "run/test_reader.py"),
+    Mutant("a metric that pauses moves up", READER, "column.extend([math.nan] * (before + len(rows) - len(column)))", "pass", "run/test_reader.py"),
     # prompts, rewards, V*, run
     Mutant("rows known by their prompt alone", "prompts.py", "json.dumps(row, sort_keys", 'json.dumps(row["prompt"], sort_keys', "test_vstar.py test_prompts.py"),
     Mutant("every epoch in the same order", "prompts.py", '{"prompt": [self.seed, epoch]}', '{"prompt": [self.seed]}', "test_prompts.py"),

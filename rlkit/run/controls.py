@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from rlkit.run.folder import lives, read_json
+from rlkit.run.folder import lives
+from rlkit.run.lines import read_json
 
 Order = Literal["pause", "resume", "stop", "save", "set"]
 ORDERS: tuple[str, ...] = get_args(Order)

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jaxtyping import Float64
 
-from rlkit.run.folder import Lines, read_json
+from rlkit.run.lines import Lines, read_json
 from rlkit.run.rollouts import kept_steps, part_of, read_part
 
 if TYPE_CHECKING:

@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlkit import collectives
-from rlkit.run.folder import read_json, write_json
+from rlkit.run.folder import write_json
+from rlkit.run.lines import read_json
 
 if TYPE_CHECKING:
     import pandas as pd
