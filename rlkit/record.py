@@ -129,13 +129,19 @@ def with_columns(own: dict[str, Any], columns: Mapping[str, Any]) -> dict[str, A
 
 
 def printable(cell: Any) -> Any:
-    r"""Text that a table, a terminal and a file can take: half a surrogate pair, which JSON may hold, is spelled out.
+    r"""Text that a table, a terminal and a file can take: halves of surrogate pairs (JSON may hold them) become U+FFFD.
 
     Example:
-        >>> printable(chr(0xD800) + "a"), printable(1)
-        ('\\ud800a', 1)
+        >>> printable("a\ud800b") == "a\ufffdb", printable(1)
+        (True, 1)
     """
-    return cell.encode("utf-8", "backslashreplace").decode("utf-8") if isinstance(cell, str) else cell
+    if not isinstance(cell, str):
+        return cell
+    try:
+        cell.encode("utf-8")
+    except UnicodeEncodeError:
+        return cell.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    return cell
 
 
 def check_lengths(where: str, expected: int, **values: Sequence[Any] | Tensor) -> None:

@@ -289,6 +289,13 @@ def test_a_step_is_logged_with_everything_by_hand(run):
     assert read_lines(run.path / "metrics.jsonl") == [line]
 
 
+def test_a_reward_that_never_changes_is_reported_once(run, caplog):
+    scores = make_scores([0.5, 0.5])
+    for step in range(45):
+        run.log(step, scores=scores)
+    assert caplog.text.count("gave 0.5 to every completion of the last 20 steps") == 1
+
+
 def test_counts_grow_over_the_steps(run):
     """B45: tokens and reward calls, stage 1 included."""
     run.count_reward_calls(100)

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlkit.record import text_of, with_columns
+from rlkit.record import printable, text_of, with_columns
 from rlkit.rollout import Rollout, Scores, Update
 
 if TYPE_CHECKING:
@@ -173,22 +173,8 @@ def table_of(step: int, parts: Sequence[Rows]) -> "pa.Table":
     extra = {n: [c for part in parts for c in part.extra.get(n, [None] * len(part.lengths))] for n in names}
     for name, cells in with_columns(table, extra).items():
         if name not in table:
-            table[clean(name)] = _cells(cells)
+            table[printable(name)] = _cells(cells)
     return pa.table(table)
-
-
-def clean(text: str) -> str:
-    r"""The text as UTF-8 can hold it: halves of surrogate pairs become U+FFFD, everything else stays.
-
-    Example:
-        >>> clean("a\ud800b<think>") == "a\ufffdb<think>"
-        True
-    """
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
-    return text
 
 
 def _plain(values: Tensor) -> np.ndarray:
@@ -233,7 +219,7 @@ def _text_array(texts: list[str | None]) -> "pa.Array":
     try:
         return pa.array(texts, pa.string())
     except UnicodeEncodeError:
-        return pa.array([None if text is None else clean(text) for text in texts], pa.string())
+        return pa.array([None if text is None else printable(text) for text in texts], pa.string())
 
 
 def _as_json(value: Any) -> str:

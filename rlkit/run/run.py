@@ -19,6 +19,7 @@ from torch import Tensor
 from rlkit import collectives
 from rlkit.metrics import for_json
 from rlkit.rank_log import move_output_to
+from rlkit.rewards.monitor import Monitor
 from rlkit.rollout import Rollout, Scores, Update
 from rlkit.run import checkpoint
 from rlkit.run.background import Background, runs_in_place
@@ -93,6 +94,7 @@ class Run:
         self._thread: int | None = None  # in which a loop runs
         self._started = False
         self._background: Background | None = None
+        self._monitor = Monitor()
         self._rollouts = RolloutWriter(rollouts_every, rollouts_limit)
         self._reader: RunReader | None = None
         self._sinks = Sinks()
@@ -431,6 +433,8 @@ class Run:
         if rollout is not None:
             table = self._rollouts.write(self.path, step, rollout, scores, advantages, update, ref_logps, new_logps)
         self._sinks.log(self.path, line, table)
+        if collectives.rank() == 0:
+            self._monitor.update(line)
         if self._every is not None and collectives.rank() == 0 and step % self._every == 0:
             self._say(format_line(line))
         return line

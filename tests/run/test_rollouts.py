@@ -10,10 +10,11 @@ import torch
 from builders import SPECIAL, assert_identical, make_rollout, make_scores, tiny_policy
 
 import rlkit as rl
+from rlkit.record import printable
 from rlkit.run.folder import read_lines, unlock
 from rlkit.run.reader import RunReader
 from rlkit.run.rollouts import MOST_PARTS, RolloutWriter, Thinning, cut_parts, kept_steps, part_of, spare, write_part
-from rlkit.run.rows import clean, rows_of, table_of
+from rlkit.run.rows import rows_of, table_of
 
 HOSTILE = {
     "script": "<script>alert(1)</script><img src=x onerror=alert(1)>",
@@ -233,7 +234,7 @@ def test_hostile_texts_come_back_byte_for_byte(run):
 )
 def test_halves_of_surrogate_pairs_are_replaced_everywhere(run, text, want):
     """UTF-8 cannot hold them; nothing else of the table changes."""
-    assert clean(text) == want
+    assert printable(text) == want
     columns = {"mine": (text, "x"), "nested": ([text], "x"), text: ("x", "y")}
     rollout = make_rollout((1, 1), prompts=[text, "é\x00"], completions=[text, "é\x00"], columns=columns)
     with warnings.catch_warnings():
