@@ -7,10 +7,11 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCau
 import rlkit as rl
 
 CONTEXT = 512
+SIZE = len(VOCABULARY)
 KINDS = {"llama": (LlamaConfig, LlamaForCausalLM), "qwen2": (Qwen2Config, Qwen2ForCausalLM)}
 
 
-def tiny_model(kind="llama", *, tied=True, seed=0, vocab_size=len(VOCABULARY), layers=2):
+def tiny_model(kind="llama", *, tied=True, seed=0, vocab_size=SIZE, layers=2):
     """A random model of about 100,000 parameters with clearly unequal probabilities."""
     config_class, model_class = KINDS[kind]
     torch.manual_seed(seed)
