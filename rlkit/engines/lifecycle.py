@@ -9,7 +9,7 @@ without weights until a whole one succeeds.
 """
 
 from collections.abc import Callable
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 from rlkit.sampling.engine import EngineError
 
@@ -17,6 +17,7 @@ Part = Literal["weights", "kv_cache"]
 PARTS: tuple[Part, ...] = ("weights", "kv_cache")
 
 
+@runtime_checkable
 class Calls(Protocol):
     """What the engine itself can do."""
 
