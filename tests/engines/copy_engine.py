@@ -12,6 +12,7 @@ import rlkit as rl
 from rlkit.engines.lifecycle import Lifecycle
 from rlkit.engines.probe import Probe
 from rlkit.engines.weights import check_manifest, manifest
+from rlkit.logps import causal_lm_of
 from rlkit.sampling.engine import Completion
 
 
@@ -26,9 +27,10 @@ class CopyEngine:
 
     def __init__(self, policy, *, probe_every=1, raw=False, truncated=False):
         self.policy, self.raw, self.truncated = policy, raw, truncated
-        twin = copy.deepcopy(policy.model.get_base_model() if hasattr(policy.model, "peft_config") else policy.model)
-        twin.config.tie_word_embeddings = False
-        twin.lm_head.weight = torch.nn.Parameter(twin.lm_head.weight.detach().clone())
+        lm = causal_lm_of(policy.model)
+        config = copy.deepcopy(lm.config)
+        config.tie_word_embeddings = False
+        twin = type(lm)(config)  # random weights: the policy's come with the first transfer
         self.twin = rl.load_policy(twin, tokenizer=character_tokenizer(), device="cpu")
         self._manifest = manifest(policy)
         self._lifecycle = Lifecycle(self, self.name)
@@ -52,7 +54,8 @@ class CopyEngine:
         self._lifecycle.load(lambda: self.load(self.change(stream)), version)
 
     def load(self, stream):
-        self.twin.model.load_state_dict(dict(stream), strict=False)
+        lost = self.twin.model.load_state_dict(dict(stream), strict=False)
+        assert not lost.unexpected_keys
 
     def generate(self, prompts, group_ids, *, num_generations, params, seed):
         self._lifecycle.before_generate()
@@ -67,18 +70,19 @@ class CopyEngine:
 
     def _probe(self, prompt, request, cached):
         allowed = torch.tensor(request["allowed_token_ids"])
-        completions = []
-        for place in range(request["n"]):
-            draw = torch.Generator().manual_seed((request["seed"] + place) % 2**32)
-            ids, logp = list(prompt), []
-            for _ in range(request["max_tokens"]):
-                with torch.no_grad():
-                    logits = self.twin.model(input_ids=torch.tensor([ids])).logits[0, -1]
-                tempered = (logits[allowed] / request["temperature"]).log_softmax(-1)
-                pick = int(torch.multinomial(tempered.exp(), 1, generator=draw))
-                logp.append(float(logits.log_softmax(-1)[allowed[pick]] if self.raw else tempered[pick]))
-                ids.append(int(allowed[pick]))
-            completions.append(Completion(ids[len(prompt) :], logp, "length", self.version))
+        draws = [torch.Generator().manual_seed((request["seed"] + place) % 2**32) for place in range(request["n"])]
+        ids, logp = torch.tensor([prompt] * request["n"]), []
+        for _ in range(request["max_tokens"]):
+            with torch.no_grad():
+                logits = self.twin.model(input_ids=ids).logits[:, -1]
+            tempered = (logits[:, allowed] / request["temperature"]).log_softmax(-1)
+            picks = torch.stack(
+                [torch.multinomial(row.exp(), 1, generator=draw) for row, draw in zip(tempered, draws, strict=True)]
+            )
+            logp.append((logits.log_softmax(-1)[:, allowed] if self.raw else tempered).gather(-1, picks))
+            ids = torch.cat([ids, allowed[picks]], dim=1)
+        rows = zip(ids[:, len(prompt) :].tolist(), torch.cat(logp, dim=1).tolist(), strict=True)
+        completions = [Completion(tokens, values, "length", self.version) for tokens, values in rows]
         if cached and len(prompt) > 128:
             completions = self.cache.setdefault(tuple(prompt), completions)
         return completions
