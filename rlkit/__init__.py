@@ -9,6 +9,7 @@ completion tokens, L prompt tokens, V vocabulary, K reward functions. One mask m
 from rlkit import _openmp, losses, metrics, oracle, tasks  # _openmp first: it acts before torch is loaded
 from rlkit.advantages import compute_kl, compute_loo_advantage, compute_optimal_advantage, optimal_value
 from rlkit.card import model_card
+from rlkit.engines import VLLMColocate, VLLMMemory, vllm_memory
 from rlkit.evaluate import Evaluation, evaluate
 from rlkit.export import ExportError, export
 from rlkit.launch import launch
@@ -46,6 +47,8 @@ __all__ = [
     "Scores",
     "TransformersEngine",
     "Update",
+    "VLLMColocate",
+    "VLLMMemory",
     "ValueTable",
     "World",
     "a2po_loss",
@@ -71,4 +74,5 @@ __all__ = [
     "setup",
     "tasks",
     "update_reference",
+    "vllm_memory",
 ]

@@ -95,6 +95,7 @@ class Rollout(Record):
         policy_version: number of optimizer steps the policy had taken.
         engine: name of the engine that drew them.
         pieces: the text of each token id that occurs in the completions, so that a view needs no tokenizer.
+        logp_recomputed: True if `sampler_logp` is the policy's, because the engine's are of a truncated distribution.
     """
 
     prompt_ids: Int[Tensor, "B L"]
@@ -112,6 +113,7 @@ class Rollout(Record):
     policy_version: int = 0
     engine: str = "transformers"
     pieces: Mapping[int, str] = field(default_factory=dict)
+    logp_recomputed: bool = False
 
     def __post_init__(self) -> None:
         check_lengths(

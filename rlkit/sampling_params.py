@@ -1,7 +1,9 @@
 """How completions are drawn; part of every rollout, because later passes need its temperature."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 MIN_TEMPERATURE = 1e-4
 """Below this, logits / temperature leaves what float32 can hold."""
@@ -22,6 +24,7 @@ class SamplingParams:
         repetition_penalty: > 1 makes tokens that occurred before less likely; 1 changes nothing.
         min_completion_length: no end of sequence before so many tokens.
         stop_strings: a completion ends after the token that completes one of these texts.
+        regex: a completion is forced to match this regular expression as a whole; None does not force anything.
     """
 
     max_completion_length: int = 256
@@ -32,6 +35,7 @@ class SamplingParams:
     repetition_penalty: float = 1.0
     min_completion_length: int = 0
     stop_strings: tuple[str, ...] = ()
+    regex: str | None = None
 
     def __post_init__(self) -> None:
         def need(ok: bool, name: str, expected: str, advice: str = "") -> None:
@@ -62,13 +66,70 @@ class SamplingParams:
             f"between 0 and max_completion_length={self.max_completion_length}",
         )
         need(all(self.stop_strings), "stop_strings", "texts that are not empty")
+        need(
+            self.regex is None or self.min_completion_length == 0,
+            "min_completion_length",
+            "0 beside regex, which alone says when a completion may end",
+        )
+        need(self.regex is None or (isinstance(self.regex, str) and self.regex != ""), "regex", "a text or None")
 
     @property
     def truncates(self) -> bool:
         """True if the sampler leaves the policy's own distribution, so that its samples are not on-policy."""
-        return self.top_p < 1 or self.top_k > 0 or bool(self.min_p) or self.repetition_penalty != 1
+        truncated = self.top_p < 1 or self.top_k > 0 or bool(self.min_p) or self.repetition_penalty != 1
+        return truncated or self.regex is not None
 
     @property
     def is_greedy(self) -> bool:
         """True if only the likeliest token can be drawn."""
         return self.top_k == 1
+
+
+ALIASES = {
+    "max_new_tokens": "max_completion_length",
+    "max_tokens": "max_completion_length",
+    "min_new_tokens": "min_completion_length",
+    "min_tokens": "min_completion_length",
+    "stop": "stop_strings",
+    "guided_decoding_regex": "regex",
+    "structured_outputs_regex": "regex",
+    "vllm_structured_outputs_regex": "regex",
+}
+"""Names of transformers' GenerationConfig, vLLM's SamplingParams and TRL's trainers for fields of `SamplingParams`."""
+NEUTRAL = {
+    "do_sample": True,
+    "num_beams": 1,
+    "presence_penalty": 0,
+    "frequency_penalty": 0,
+    "typical_p": 1,
+    "no_repeat_ngram_size": 0,
+    "length_penalty": 1,
+}
+"""Settings that rlkit does not have, with the value that changes nothing."""
+
+
+def from_generation_kwargs(kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of `SamplingParams` from the `generation_kwargs` of a TRL trainer's config.
+
+    Raises:
+        ValueError: a name that rlkit does not have (with another value than the neutral one), or one setting twice.
+
+    Example:
+        >>> from_generation_kwargs({"max_new_tokens": 32, "top_k": -1, "do_sample": True})
+        {'max_completion_length': 32, 'top_k': 0}
+    """
+    fields: dict[str, Any] = {}
+    for name, value in kwargs.items():
+        if name in NEUTRAL and value == NEUTRAL[name]:
+            continue
+        field = ALIASES.get(name, name)
+        if field not in SamplingParams.__dataclass_fields__:
+            raise ValueError(
+                f"sample: generation_kwargs has {name}={value!r}, which rlkit does not have. It knows "
+                f"{', '.join(sorted({*SamplingParams.__dataclass_fields__, *ALIASES}))}. Leave it out, or use a reward "
+                "function in its place."
+            )
+        if field in fields:
+            raise ValueError(f"sample: generation_kwargs sets {field} twice, also as {name}.")
+        fields[field] = 0 if field == "top_k" and value in (-1, None) else value
+    return fields

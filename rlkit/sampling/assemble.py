@@ -121,4 +121,5 @@ def join(rollouts: Sequence[Rollout], pad_id: int) -> Rollout:
         policy_version=kept[0].policy_version,
         engine=kept[0].engine,
         pieces={token: text for rollout in kept for token, text in rollout.pieces.items()},
+        logp_recomputed=kept[0].logp_recomputed,
     )
