@@ -51,12 +51,13 @@ def leave_one_out(values: np.ndarray) -> np.ndarray:
 def known_beta(reader: Reader, metrics: dict[str, Any]) -> tuple[float | None, str]:
     """The weight of the KL in the reward, and where it is written: the step's log, the live numbers, the parameters."""
     places = (
-        (metrics, "the step's metrics"),
-        (reader.state.get("numbers"), "state.json"),
-        (reader.config.get("parameters"), "config.json"),
+        (metrics, "knobs/beta", "the step's metrics"),
+        (metrics, "beta", "the step's metrics"),
+        (reader.state.get("numbers"), "beta", "state.json"),
+        (reader.config.get("parameters"), "beta", "config.json"),
     )
-    for place, name in places:
-        value = place.get("beta") if isinstance(place, dict) else None
+    for place, key, name in places:
+        value = place.get(key) if isinstance(place, dict) else None
         if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
             return float(value), name
     return None, ""

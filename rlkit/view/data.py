@@ -33,6 +33,8 @@ GROUP_ROWS = 64
 """Completions of a group, or of a prompt on one side of a comparison."""
 PROMPTS = 60
 """Prompts of a comparison in one answer."""
+ANSWER = ("row", "row_id", "prompt", "completion", "reward", "length", "truncated")
+"""Columns that a pin or a comparison reads."""
 
 
 def answer(readers: Sequence[Reader], request: dict[str, Any]) -> dict[str, Any]:
@@ -83,7 +85,7 @@ def overview(readers: Sequence[Reader], request: dict[str, Any]) -> dict[str, An
                 "max_steps": plain(state.get("max_steps")),
                 "status": plain(state.get("status") or state.get("stopped") or ""),
                 "taken": plain(state.get("taken")),
-                "time": plain(state.get("time")),
+                "time": _whole(state.get("time")),
                 "numbers": {clean(str(name)): plain(value) for name, value in list(numbers.items())[:20]},
                 "steps": [int(step) for step in reader.rollout_steps],
                 "notes": [short(str(note), 300) for note in list(reader.notes)[-5:]],
@@ -218,7 +220,7 @@ def pin(readers: Sequence[Reader], request: dict[str, Any]) -> dict[str, Any]:
     steps: list[dict[str, Any]] = []
     prompt: Any = ""
     for step in reversed(looked):
-        frame = load(reader, step)
+        frame = load(reader, step, ANSWER)
         rows = frame[frame["row_id"].map(plain) == wanted] if "row_id" in frame.columns else frame[:0]
         if len(rows):
             prompt = prompt or short(text_of(rows.iloc[0].get("prompt")), 1500)
@@ -237,7 +239,7 @@ def compare(readers: Sequence[Reader], request: dict[str, Any]) -> dict[str, Any
         wanted = request.get(key) or {}
         index, reader = pick(readers, wanted)
         step, said = pick_step(reader, wanted.get("step"))
-        frame = None if step is None else load(reader, step)
+        frame = None if step is None else load(reader, step, ANSWER)
         prompts = {} if frame is None or "row_id" not in frame else dict(list(frame.groupby("row_id", sort=False)))
         sides.append((index, step, said, prompts))
     (_, _, _, left), (_, _, _, right) = sides
@@ -319,6 +321,11 @@ def _cells(page: "pd.DataFrame", columns: Sequence[tuple[str, str]]) -> tuple[li
     return rows, cut
 
 
+def _whole(value: Any) -> int | None:
+    """A wall time in whole seconds."""
+    return int(value) if isinstance(value, int | float) and np.isfinite(value) else None
+
+
 def _missing(value: Any) -> bool:
     return value is None or (isinstance(value, float) and np.isnan(value))
 
@@ -370,11 +377,9 @@ def _loo_by_group(frame: "pd.DataFrame", own: np.ndarray) -> np.ndarray:
 
 
 def _metrics_of(reader: Reader, step: int) -> dict[str, Any]:
-    metrics = getattr(reader, "metrics", None)
-    if metrics is None or "step" not in metrics:
-        return {}
-    line = metrics[metrics["step"] == step]
-    return {} if not len(line) else {str(name): plain(value) for name, value in line.iloc[-1].items()}
+    metrics = reader.metrics
+    line = metrics[metrics["step"] == step] if "step" in metrics else metrics[:0]
+    return {} if not len(line) else {str(name): value for name, value in line.iloc[-1].items()}
 
 
 def _hint(name: str) -> str:

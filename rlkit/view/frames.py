@@ -36,18 +36,31 @@ class Reader(Protocol):
     """What the view needs of a run: `rlkit.run.reader.RunReader` has it."""
 
     path: Any
-    name: str
     config: dict[str, Any]
     state: dict[str, Any]
-    notes: list[str]
+
+    @property
+    def name(self) -> str:
+        """The run's name."""
+        ...
+
+    @property
+    def notes(self) -> list[str]:
+        """What could not be read."""
+        ...
 
     @property
     def rollout_steps(self) -> list[int]:
         """Steps whose rollouts are stored."""
         ...
 
-    def rollouts(self, step: int | None = None) -> "pd.DataFrame":
-        """One row a completion."""
+    @property
+    def metrics(self) -> "pd.DataFrame":
+        """One row a logged step."""
+        ...
+
+    def rollouts(self, step: int | None = None, *, columns: Sequence[str] | None = None) -> "pd.DataFrame":
+        """One row a completion; empty where the step's file vanished or is damaged."""
         ...
 
 
@@ -81,9 +94,9 @@ def pick_step(reader: Reader, wanted: Any) -> tuple[int | None, str | None]:
     return nearest, f"The completions of step {wanted} are not stored; this is step {nearest}."
 
 
-def load(reader: Reader, step: int) -> "pd.DataFrame":
-    """The rollouts of a step, with a `row` column and a fresh index."""
-    frame = reader.rollouts(step).reset_index(drop=True)
+def load(reader: Reader, step: int, columns: Sequence[str] | None = None) -> "pd.DataFrame":
+    """The rollouts of a step (only some columns of them), with a `row` column and a fresh index."""
+    frame = reader.rollouts(step, columns=columns).reset_index(drop=True)
     if "row" not in frame.columns:
         frame.insert(0, "row", range(len(frame)))
     return frame
@@ -95,7 +108,7 @@ def one_row(frame: "pd.DataFrame", row: Any) -> "pd.Series":
     Raises:
         ValueError: it is not in this step.
     """
-    found = frame[frame["row"] == row]
+    found = frame[frame["row"] == row] if isinstance(row, int) else frame[:0]
     if not len(found):
         raise ValueError(f"view: there is no row {row!r} in this step.")
     return found.iloc[0]
