@@ -118,7 +118,7 @@ def one_row(frame: "pd.DataFrame", row: Any) -> "pd.Series":
 
 
 def kind_of(column: "pd.Series") -> str:
-    """ "number", "flag", "text", or "list" for the columns that have one value a token.
+    """What a column holds: "number", "flag", "text", or "list" if it has one value a token.
 
     Example:
         >>> import pandas as pd

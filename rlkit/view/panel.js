@@ -15,6 +15,7 @@
 
 const PAGE = 50; // rows of a table page
 const PATIENCE = 1200; // ms until an unanswered request is explained
+const STRONGEST = 0.6; // of a token's shade: its text keeps a contrast of 4.5 in light and dark
 const OPERATORS = [[">=", "≥"], ["<=", "≤"], ["=", "="], ["!=", "≠"], ["contains", "contains"], ["missing", "is missing"]];
 const CONTROL = /[\p{Cc}\p{Zl}\p{Zp}\p{Cs}]|(?!\u200d)\p{Cf}/gu;
 const SPECIAL = /^(<[|｜/]?[\w▁|｜ /:.-]{1,60}[|｜]?>|\[[A-Z_]{2,20}\])$/;
@@ -137,7 +138,7 @@ export function bundled(bundle) {
     const shown = table(request.run, request.step);
     const place = shown?.columns.findIndex((column) => column.name === "group_id") ?? -1;
     const row = shown?.rows.find((one) => one.row === request.row);
-    return place < 0 ? null : row?.cells[place];
+    return place < 0 ? request.row : row?.cells[place];
   };
   const answers = {
     overview: () => bundle.overview,
@@ -670,7 +671,7 @@ class PanelView {
     if (end) classes.push("rl-end");
     if (!masked && typeof value === "string") classes.push("rl-odd");
     const state = [end && "end token", masked && "masked: not in the loss"].filter(Boolean).join(", ");
-    const style = !masked && typeof value === "number" && quantity.scale > 0 ? { "background-color": shade(value / quantity.scale, 0.8) } : {};
+    const style = !masked && typeof value === "number" && quantity.scale > 0 ? { "background-color": shade(value / quantity.scale, STRONGEST) } : {};
     const node = el("span", {
       class: classes.join(" "), role: "option", tabindex: index === 0 ? 0 : -1, "data-token": index, "data-key": `token-${at}`, "aria-selected": false, style,
       "aria-label": `token ${at + 1}: ${spoken(said, 40) || "empty"}${state ? `, ${state}` : ""}${quantity ? `, ${quantity.name} ${say(value)}` : ""}`,
@@ -703,7 +704,7 @@ class PanelView {
   legend(quantity, lens) {
     const scale = quantity.scale;
     const stops = [];
-    for (let i = 0; i <= 10; i++) stops.push(shade(quantity.signed ? i / 5 - 1 : i / 10, 0.8));
+    for (let i = 0; i <= 10; i++) stops.push(shade(quantity.signed ? i / 5 - 1 : i / 10, STRONGEST));
     const bar = el("span", { class: "rl-bar", "aria-hidden": true, style: { "background-image": `linear-gradient(to right, ${stops.join(", ")})` } });
     const row = lens.about;
     const clip = quantity.name === "ratio" && typeof row.ratio === "number"
