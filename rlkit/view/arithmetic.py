@@ -17,7 +17,7 @@ from rlkit.view.values import number
 
 TOLERANCE = 2e-4
 """Stored advantages are float32 of sums of float32; a difference below this share of the numbers' size is rounding."""
-SPELLED_OUT = 8
+SPELLED_OUT = 4
 """Up to so many peers are listed one by one; beyond, the mean is written as (sum - own) / count."""
 
 

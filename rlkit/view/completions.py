@@ -61,12 +61,14 @@ def table(readers: Sequence[Reader], request: dict[str, Any]) -> dict[str, Any]:
     offset, limit = max(0, int(request.get("offset") or 0)), min(most, max(1, int(request.get("limit") or most)))
     page = chosen.iloc[offset : offset + limit]
     rows, cut = _cells(page, columns)
+    empty = frame.isna().all() if len(frame) else frame.isna().any()
     return {
         "run": index,
         "step": step,
         "said": said,
         "columns": [
-            {"name": clean(name), "kind": kind, "hint": _hint(name), "hidden": name in HIDDEN} for name, kind in columns
+            {"name": clean(name), "kind": kind, "hint": _hint(name), "hidden": name in HIDDEN or bool(empty[name])}
+            for name, kind in columns
         ],
         "rows": rows,
         "total": len(frame),

@@ -77,7 +77,7 @@ function say(value, decimals = null) {
   if (value === null || value === undefined) return "–";
   if (typeof value === "boolean") return value ? "yes" : "no";
   if (typeof value === "string") return value.replace("-inf", `${MINUS}∞`).replace(/^inf$/, "∞");
-  if (decimals !== null && typeof value === "number") return value.toFixed(decimals).replace("-", MINUS);
+  if (decimals !== null && typeof value === "number") return value.toFixed(decimals).replace(/^-(0(\.0*)?)$/, "$1").replace("-", MINUS);
   if (Number.isInteger(value) && Math.abs(value) < 1e7) return String(value).replace("-", MINUS);
   const size = Math.abs(value);
   const text = size >= 1e5 || size < 1e-3 ? value.toExponential(2) : size < 0.1 ? value.toFixed(4) : value.toFixed(3);
@@ -337,6 +337,7 @@ class PanelView {
 
   headLine(run) {
     const runs = this.overview.runs;
+    const idle = !["running", "paused"].includes(run.status);
     const name = runs.length > 1
       ? el("select", { "aria-label": "Run", "data-key": "run", onchange: (event) => this.change({ run: +event.target.value, step: null, follow: true, page: 0, chosen: null }) },
           runs.map((one) => el("option", { value: one.run, selected: one.run === this.state.run }, spoken(one.name, 60))))
@@ -344,6 +345,7 @@ class PanelView {
     const tabs = [["rows", "Completions"], ["compare", "Compare"], ["pins", `Pinned${this.state.pins.length ? ` (${this.state.pins.length})` : ""}`]]
       .filter(([tab]) => tab === "rows" || !this.source.kinds || this.source.kinds.has(tab === "pins" ? "pin" : "compare"));
     return el("div", { class: "rl-line" }, name, this.stateBadge(run), el("span", { class: "rl-fill" }),
+      idle && this.source.live && this.source.controls && this.exportButton(),
       tabs.length > 1 && el("div", { class: "rl-tabs", role: "tablist", "aria-label": "View" }, tabs.map(([tab, label]) =>
         el("button", { type: "button", role: "tab", "aria-selected": this.state.tab === tab, "data-key": `tab-${tab}`, onclick: () => this.change({ tab }) }, label))));
   }
@@ -363,11 +365,11 @@ class PanelView {
     const follow = el("input", { type: "checkbox", "data-key": "follow", onchange: () => this.change({ follow: follow.checked, step: follow.checked ? null : this.step, page: 0 }) });
     this.parts.steps.replaceChildren(el("div", { class: "rl-line rl-steps" }, el("span", { class: "rl-label" }, "Step"), back, slider, on, shown, stored,
       this.source.live && el("label", { class: "rl-check" }, follow, "follow the newest")));
-    this.stepParts = { slider, back, on, shown, stored, follow };
+    this.stepParts = { following: follow.parentElement, slider, back, on, shown, stored, follow };
   }
 
   drawSteps(run) {
-    const { slider, back, on, shown, stored, follow } = this.stepParts;
+    const { slider, back, on, shown, stored, follow, following } = this.stepParts;
     const steps = run.steps, at = nearest(steps, this.step);
     this.parts.steps.hidden = this.state.tab !== "rows";
     slider.max = Math.max(0, steps.length - 1);
@@ -379,23 +381,26 @@ class PanelView {
     shown.textContent = at < 0 ? "–" : String(steps[at]);
     stored.textContent = steps.length ? `${plural(steps.length, "step")} stored` : "No completions are stored yet.";
     follow.checked = this.state.follow;
+    if (following) following.hidden = run.status === "done";
   }
 
   controls(run) {
     const status = run.status;
     if (!this.source.controls || !this.source.live) return null;
-    const running = status === "running" || status === "paused";
+    if (status !== "running" && status !== "paused") return null;
     const send = (command, more = {}) => this.command({ command, ...more });
     const button = (label, hint, command) => el("button", { type: "button", "data-key": command, title: hint, onclick: () => send(command) }, label);
     const box = el("div", { class: "rl-line rl-controls", role: "group", "aria-label": "Controls" });
-    if (running) {
-      box.append(
-        status === "paused" ? button("Resume", "Go on with the next step", "resume") : button("Pause", "Wait after this step", "pause"),
-        button("Stop", "Stop after this step; everything is saved", "stop"), button("Save", "Save a checkpoint after this step", "save"));
-      for (const [name, value] of Object.entries(run.numbers ?? {})) box.append(this.numberField(name, value));
-    }
-    box.append(el("span", { class: "rl-fill" }), el("button", { type: "button", "data-key": "export", title: "Write the script of this notebook", onclick: () => this.export(null) }, "Export"));
+    box.append(
+      status === "paused" ? button("Resume", "Go on with the next step", "resume") : button("Pause", "Wait after this step", "pause"),
+      button("Stop", "Stop after this step; everything is saved", "stop"), button("Save", "Save a checkpoint after this step", "save"));
+    for (const [name, value] of Object.entries(run.numbers ?? {})) box.append(this.numberField(name, value));
+    box.append(el("span", { class: "rl-fill" }), this.exportButton());
     return box;
+  }
+
+  exportButton() {
+    return el("button", { type: "button", "data-key": "export", title: "Write the script of this notebook", onclick: () => this.export(null) }, "Export");
   }
 
   numberField(name, value) {
@@ -754,7 +759,7 @@ class PanelView {
     });
     this.drawDetail(this.detailHead([el("span", { class: "rl-fact" }, `group ${say(group.group)} · ${plural(group.total, "completion")}`)]),
       el("div", { class: "rl-prompt" }, el("span", { class: "rl-label" }, "prompt "), visible(typeof group.prompt === "object" ? `${group.prompt.text}` : group.prompt, { lines: true }), typeof group.prompt === "object" && el("span", { class: "rl-more" }, `… ${count(group.prompt.length)} characters`)),
-      el("div", { class: "rl-line" }, el("span", { class: `rl-rule rl-rule-${group.rule.replace(/\W/g, "-")}` }, group.explained), el("span", { class: "rl-fill" }),
+      el("div", { class: "rl-line" }, el("span", { class: `rl-rule rl-rule-${group.rule.replace(/\W/g, "-")}` }, group.explained), group.rows.some((row) => row.count && !row.others) && el("span", { class: "rl-fact" }, "sum of all r ", el("b", {}, fixed(group.rows[0].total))), el("span", { class: "rl-fill" }),
         canPin && el("button", { type: "button", "data-key": "pin", "aria-pressed": pinned, onclick: () => this.pin(group, pinned) }, pinned ? "★ pinned" : "☆ pin prompt")),
       el("div", { class: "rl-scroll rl-group" }, el("table", { role: "grid", "aria-label": "Advantages of the group" }, el("thead", {}, el("tr", {}, columns.map((name, index) => el("th", { scope: "col", class: index === 1 ? "rl-text" : name === "mean of the others" ? "rl-sum" : "rl-number" }, name)))), el("tbody", {}, lines))),
       group.total > n ? el("p", { class: "rl-note" }, `${count(n)} of ${count(group.total)} completions are shown.`) : "");
@@ -932,7 +937,10 @@ function nearest(steps, wanted) {
 
 /** A value of a quantity, with decimals that suit its scale. */
 function figure(quantity, value) {
-  const digits = typeof quantity.scale === "number" && quantity.scale > 0 ? Math.min(7, Math.max(2, 2 - Math.floor(Math.log10(quantity.scale)))) : 3;
+  if (typeof value === "number" && typeof quantity.scale === "number" && quantity.scale > 0 && quantity.scale < 1e-4) {
+    return (quantity.signed && value > 0 ? "+" : "") + value.toExponential(1).replaceAll("-", MINUS);
+  }
+  const digits = typeof quantity.scale === "number" && quantity.scale > 0 ? Math.min(6, Math.max(2, 2 - Math.floor(Math.log10(quantity.scale)))) : 3;
   const decimals = typeof value === "number" ? digits : null;
   return quantity.signed ? signed(value, decimals) : say(value, decimals);
 }
