@@ -713,7 +713,7 @@ class PanelView {
     const bar = el("span", { class: "rl-bar", "aria-hidden": true, style: { "background-image": `linear-gradient(to right, ${stops.join(", ")})` } });
     const row = lens.about;
     const clip = quantity.name === "ratio" && typeof row.ratio === "number"
-      ? el("span", { class: "rl-fact" }, "ratio of the row ", el("b", {}, say(row.ratio)), row.clipped > 0 ? ` ▲ clipped above 1 + ε` : row.clipped < 0 ? ` ▼ clipped below 1 ${MINUS} ε` : " not clipped", typeof row.epsilon === "number" ? ` (ε = ${say(row.epsilon)})` : "")
+      ? el("span", { class: "rl-fact" }, "ratio of the row ", el("b", {}, say(row.ratio)), row.clipped > 0 ? " ▲ clipped above" : row.clipped < 0 ? " ▼ clipped below" : " not clipped", typeof row.epsilon === "number" ? ` (1 ${MINUS} ${say(row.epsilon)} to 1 + ${say(typeof row.epsilon_high === "number" ? row.epsilon_high : row.epsilon)})` : "")
       : "";
     return el("div", { class: "rl-line rl-legend" },
       el("span", { class: "rl-scale" }, quantity.signed ? figure(quantity, typeof scale === "number" ? -scale : scale) : "0", bar, figure(quantity, scale)),
@@ -759,7 +759,8 @@ class PanelView {
     });
     this.drawDetail(this.detailHead([el("span", { class: "rl-fact" }, `group ${say(group.group)} · ${plural(group.total, "completion")}`)]),
       el("div", { class: "rl-prompt" }, el("span", { class: "rl-label" }, "prompt "), visible(typeof group.prompt === "object" ? `${group.prompt.text}` : group.prompt, { lines: true }), typeof group.prompt === "object" && el("span", { class: "rl-more" }, `… ${count(group.prompt.length)} characters`)),
-      el("div", { class: "rl-line" }, el("span", { class: `rl-rule rl-rule-${group.rule.replace(/\W/g, "-")}` }, group.explained), group.rows.some((row) => row.count && !row.others) && el("span", { class: "rl-fact" }, "sum of all r ", el("b", {}, fixed(group.rows[0].total))), el("span", { class: "rl-fill" }),
+      el("div", { class: "rl-line" }, el("span", { class: `rl-rule rl-rule-${group.rule.replace(/\W/g, "-")}` }, group.explained), group.rows.some((row) => row.count && !row.others) && el("span", { class: "rl-fact" }, "sum of all r ", el("b", {}, fixed(group.rows[0].total))),
+        el("span", { class: "rl-fact", title: "The sums are made with all digits and shown rounded." }, all ? `rounded to ${all} decimals` : ""), el("span", { class: "rl-fill" }),
         canPin && el("button", { type: "button", "data-key": "pin", "aria-pressed": pinned, onclick: () => this.pin(group, pinned) }, pinned ? "★ pinned" : "☆ pin prompt")),
       el("div", { class: "rl-scroll rl-group" }, el("table", { role: "grid", "aria-label": "Advantages of the group" }, el("thead", {}, el("tr", {}, columns.map((name, index) => el("th", { scope: "col", class: index === 1 ? "rl-text" : name === "mean of the others" ? "rl-sum" : "rl-number" }, name)))), el("tbody", {}, lines))),
       group.total > n ? el("p", { class: "rl-note" }, `${count(n)} of ${count(group.total)} completions are shown.`) : "");

@@ -175,3 +175,16 @@ def test_export_finds_the_notebook_that_runs_or_asks(tmp_path, monkeypatch):
     assert export_notebook(str(tmp_path / "none.ipynb"))["needs_path"]
     monkeypatch.setenv("JPY_SESSION_NAME", str(notebook_of(tmp_path / "here.ipynb", "x = 1")))
     assert export_notebook(None)["script"] == str(tmp_path / "here.py")
+
+
+def test_a_button_writes_the_command_into_the_folder(reader):
+    pytest.importorskip("rlkit.run.controls")
+    panel = Panel([reader])
+    assert ask(panel, kind="command", run=0, command="pause")["number"] == 1
+    assert ask(panel, kind="command", run=0, command="set", name="beta", value=0.1)["number"] == 2
+    lines = [json.loads(line) for line in (reader.path / "commands.jsonl").read_text().splitlines()]
+    assert [(one["command"], one.get("name"), one.get("value"), one["by"]) for one in lines] == [
+        ("pause", None, None, "the view"), ("set", "beta", 0.1, "the view")
+    ]  # fmt: skip
+    assert "gamma" in ask(panel, kind="command", run=0, command="set", name="gamma", value=0.1)["error"]
+    assert "number" in ask(panel, kind="command", run=0, command="set", name="beta", value="x")["error"]
