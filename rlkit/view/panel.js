@@ -205,6 +205,7 @@ class PanelView {
     this.gone.abort();
     this.stop();
     for (const timer of this.timers) clearInterval(timer);
+    clearTimeout(this.waiting);
     this.root.remove();
     this.tables.clear();
   }
@@ -289,9 +290,21 @@ class PanelView {
     if (this.state.run >= overview.runs.length) this.state.run = 0;
     this.drawHead();
     if (this.drawnTab !== this.state.tab) this.drawTools();
-    if (this.state.tab === "rows") this.loadTable();
-    else if (this.drawnTab !== this.state.tab) this.loadMain();
+    const fresh = this.drawnTab !== this.state.tab;
     this.drawnTab = this.state.tab;
+    if (this.state.tab === "rows") {
+      if (fresh || !this.table || this.table.run !== this.state.run || this.table.step !== this.step) this.loadTable();
+    } else if (fresh) this.loadMain();
+    else if (JSON.stringify(overview.runs.map((run) => run.steps.at(-1))) !== this.seen) this.soon();
+  }
+
+  /** Draw pins or comparison anew for a new step, but not more often than a person can read. */
+  soon() {
+    if (this.waiting) return;
+    this.waiting = setTimeout(() => {
+      this.waiting = null;
+      if (!this.gone.signal.aborted && this.state.tab !== "rows" && !this.focused(this.parts.main)?.matches("select")) this.loadMain();
+    }, 2000);
   }
 
   change(what, { load = true } = {}) {
@@ -305,6 +318,7 @@ class PanelView {
   }
 
   loadMain() {
+    this.seen = JSON.stringify(this.overview.runs.map((run) => run.steps.at(-1)));
     if (this.state.tab === "rows") return this.loadTable();
     if (this.state.tab === "compare") return this.loadCompare();
     return this.loadPins();
@@ -809,7 +823,7 @@ class PanelView {
       el("div", { class: "rl-prompt" }, el("span", { class: "rl-label" }, "prompt "), visible(typeof one.prompt === "object" ? one.prompt.text : one.prompt, { lines: true }),
         el("span", { class: "rl-change", style: { "background-color": typeof one.change === "number" ? shade(one.change, 0.5) : "" } }, `mean reward ${say(one.left.mean, 3)} → ${say(one.right.mean, 3)}  (${signed(one.change, 3)})`)),
       el("div", { class: "rl-two" }, this.answers(one.left, a.run, a.step), this.answers(one.right, b.run, b.step))));
-    const focus = this.focused(this.parts.main);
+    const focus = this.focused(this.parts.main), scrolled = this.scrolled();
     this.parts.main.replaceChildren(
       el("div", { class: "rl-line" }, this.sidePicker("left"), el("span", { class: "rl-dim" }, "against"), this.sidePicker("right"), el("span", { class: "rl-fill" }),
         el("span", { class: "rl-dim" }, `${plural(found.shared, "prompt")} in both (${count(a.prompts)} in A, ${count(b.prompts)} in B)`)),
@@ -817,6 +831,7 @@ class PanelView {
       found.shared ? el("div", { class: "rl-two rl-heads" }, el("b", {}, `A · ${name(a)}`), el("b", {}, `B · ${name(b)}`)) : el("p", { class: "rl-note" }, "The two have no prompt in common. Other steps of the same data, or two runs at the same step, may have."),
       el("div", { class: "rl-scroll rl-tall" }, blocks),
       found.shared > found.prompts.length ? el("p", { class: "rl-note" }, `The ${count(found.prompts.length)} prompts that changed most are shown.`) : "");
+    this.scrolled(scrolled);
     this.refocus(this.parts.main, focus);
     if (this.state.chosen?.by) this.loadDetail(); else this.parts.detail.replaceChildren();
   }
@@ -834,9 +849,10 @@ class PanelView {
     const found = [];
     for (const pin of this.state.pins.slice(-6)) found.push([pin, await this.ask({ kind: "pin", ...pin }, { slot: `pin ${pin.run} ${pin.row_id}` })]);
     if (this.state.tab !== "pins") return;
-    const focus = this.focused(this.parts.main);
+    const focus = this.focused(this.parts.main), scrolled = this.scrolled();
     this.parts.main.replaceChildren(found.length ? el("div", { class: "rl-scroll rl-tall" }, found.filter(([, answer]) => answer).map(([pin, answer]) => this.pinned(pin, answer)))
       : el("p", { class: "rl-note" }, "No prompt is pinned. Open the group of a completion and pin its prompt: its answers of all stored steps are shown here."));
+    this.scrolled(scrolled);
     this.refocus(this.parts.main, focus);
     if (this.state.chosen?.by) this.loadDetail(); else this.parts.detail.replaceChildren();
   }
@@ -913,6 +929,13 @@ class PanelView {
     const to = { ArrowRight: at + 1, ArrowLeft: at - 1, ArrowDown: at + 10, ArrowUp: at - 10, Home: 0, End: all.length - 1 }[event.key];
     if (to !== undefined) { done(); all[Math.min(all.length - 1, Math.max(0, to))]?.focus(); }
     else if (event.key === "Escape") { done(); this.focusRow(); }
+  }
+
+  /** How far pins or comparison are scrolled; sets it again after they were drawn anew. */
+  scrolled(to = null) {
+    const box = this.parts.main.querySelector(".rl-tall");
+    if (box && to !== null) box.scrollTop = to;
+    return box?.scrollTop ?? null;
   }
 
   focusRow() {

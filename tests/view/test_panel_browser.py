@@ -354,6 +354,11 @@ def test_a_pinned_prompt_is_watched_over_the_steps(bench, reader):
     assert it.page.locator(".rl-at").count() == 6
     answers = it.page.locator(".rl-at").first.locator(".rl-answer .rl-clip").all_inner_texts()
     assert answers == [row["completion"] for row in rows(5)[4:8]]
+    it.page.locator(".rl-tall").evaluate("node => { node.scrollTop = 90; }")
+    add_step(reader.path, 6)  # watched: the new step comes by itself, and the place stays
+    it.push()
+    it.until("document.querySelector('.rl-when').textContent.startsWith('step 6')")
+    assert it.page.locator(".rl-tall").evaluate("node => node.scrollTop") == 90
     it.page.click("[data-key=answer-0-2-5]")
     it.until("document.querySelector('.rl-where').textContent === 'step 2, row 5'")
     it.page.click("[data-key=unpin-0-1]")
