@@ -6,7 +6,8 @@ Five quantities, each a number per token, and which stored columns they come fro
   loop did not log `new_logp`, A * (log pi - log pi_ref), the sum of all updates so far. The label says which.
 - log-ratio to the reference: log pi - log pi_ref.
 - entropy of the policy before the token.
-- ratio: log pi - log pi_old per token; RLOO clips the *row's* ratio, the product of all, so the clip state is a row's.
+- ratio: log pi - log pi_old per token, as the last update saw it; RLOO clips the *row's* ratio, the product of all, so
+  the clip state is a row's.
 - sampler gap: log pi - log pi_sampler, which is 0 for an exact engine.
 
 And the surprise -log pi, which explains most of the others. The scale of a colour belongs to the whole completion, so
@@ -73,7 +74,7 @@ def quantities(row: "pd.Series", length: int) -> list[dict[str, Any]]:
         _credit(advantage, new, before, policy, ref),
         _difference("log-ratio", "log π − log π_ref", policy, ref, "the loop logged no reference (ref_logps=)"),
         _quantity("entropy", "entropy of the policy", "nats", False, entropy, "the step stored no entropy"),
-        _difference("ratio", "log π − log π_old of the token", new if new is not None else logp, old,
+        _difference("ratio", "log π − log π_old of the token", logp, old,
                     "the step stored no log-probabilities from before the update"),
         _difference("sampler gap", "log π − log π_sampler", logp, sampler,
                     "the step stored no log-probabilities of both sampler and policy"),

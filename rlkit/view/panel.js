@@ -196,7 +196,10 @@ class PanelView {
     this.buildSteps();
     // What is replaced between the press and the release of a button never sees the click: pushes wait for the hand.
     const { signal } = this.gone;
-    this.root.addEventListener("pointerdown", () => { this.pressed = true; });
+    this.root.addEventListener("pointerdown", (event) => {
+      this.pressed = true;
+      for (const box of this.root.querySelectorAll("details[open]")) if (!box.contains(event.target)) box.open = false;
+    });
     for (const kind of ["pointerup", "pointercancel", "blur"]) window.addEventListener(kind, () => this.released(), { signal });
     element.append(this.root);
   }

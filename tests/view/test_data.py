@@ -428,7 +428,7 @@ def test_every_quantity_is_what_it_says(folder):
         "credit": row["advantage"] * (columns["new_logp"] - columns["old_logp"]),
         "log-ratio": columns["logp"] - columns["ref_logp"],
         "entropy": np.array(row["entropy"]),
-        "ratio": columns["new_logp"] - columns["old_logp"],
+        "ratio": columns["logp"] - columns["old_logp"],
         "sampler gap": columns["logp"] - columns["sampler_logp"],
         "surprise": -columns["logp"],
     }

@@ -233,6 +233,8 @@ def test_columns_can_be_shown_and_hidden(bench, reader):
     it.page.check('[data-key="column-row_id"]')
     heads = " ".join(it.page.locator(".rl-main thead th").all_inner_texts())
     assert "answer" not in heads and "row_id" in heads
+    it.page.click(".rl-name")
+    assert it.page.locator("details[open]").count() == 0
 
 
 # ------------------------------------------------------------------ steps while a run goes
