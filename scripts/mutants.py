@@ -103,6 +103,14 @@ MUTANTS = [
     Mutant("one NaN wipes an average", "metrics.py", "if value is not None and not math.isnan(value)]", "if value is not None]", "test_metrics.py"),
     Mutant("interrupt in the middle of a step", "run/stopping.py", '        self.reason = "interrupted"\n', "        raise KeyboardInterrupt\n", "test_run.py"),
     Mutant("an earlier run written over", "run/folder.py", "while folder.exists() and any(folder.iterdir()):", "while False:", "test_run.py"),
+    # the view
+    Mutant("view: the mean of the others holds the row itself", "view/arithmetic.py", "values - (total - values) / (count - 1)", "values - total / count", "view/test_data.py"),
+    Mutant("view: any advantage is called leave-one-out", "view/arithmetic.py", "return bool(np.all(np.abs(left - right) <= TOLERANCE * size)) if len(left) else True", "return True", "view/test_data.py"),
+    Mutant("view: masked tokens set the scale", "view/lens.py", "used = np.abs(values[counts & np.isfinite(values)])", "used = np.abs(values[np.isfinite(values)])", "view/test_data.py"),
+    Mutant("view: credit forgets the sign of the advantage", "view/lens.py", "advantage * (new - before)", "abs(advantage) * (new - before)", "view/test_data.py"),
+    Mutant("view: NaN in an answer", "view/values.py", 'return "NaN" if math.isnan(value) else', "return value if math.isnan(value) else", "view/test_data.py view/test_panel.py"),
+    Mutant("view: a cut text hides its length", "view/values.py", '"length": len(text)}', '"length": limit}', "view/test_data.py"),
+    Mutant("view: a closed panel stays alive", "view/panel.py", "layout.close()", "layout.open()", "view/test_panel.py"),
 ]  # fmt: skip
 
 
