@@ -524,3 +524,59 @@ def test_a_bundle_stays_within_its_bytes_and_says_what_is_left_out(run):
     part = data.bundle([run], max_bytes=len(json.dumps(whole)) // 2)
     assert len(json.dumps(part)) <= len(json.dumps(whole)) // 2 and 0 < part["left_out"] < 4
     assert part["overview"]["runs"][0]["steps"] == [0, 1, 2, 3][part["left_out"] :]
+
+
+# ------------------------------------------------------------------ a folder that rlkit itself wrote
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory, frozen_policy):
+    """Two steps of RLOO with the KL in the reward, by the library itself."""
+    from builders import tiny_policy
+
+    policy = tiny_policy()
+    optimizer = torch.optim.AdamW(policy.model.parameters(), lr=1e-2)
+    run = rl.Run(tmp_path_factory.mktemp("runs") / "real")
+    prompts = [{"prompt": "ab", "answer": "x"}, {"prompt": "cd", "answer": "y"}]
+
+    def vowels(completions, **_):
+        return [float(sum(one in "aeiou" for one in text)) for text in completions]
+
+    for step in range(2):
+        batch = rl.make_batch(policy, prompts)
+        rollout = rl.sample(policy, batch, num_generations=4, max_completion_length=6, seed=step)
+        scores = rl.score(rollout, vowels)
+        ref_logps = rl.compute_logps(frozen_policy, rollout)
+        advantages = rl.compute_loo_advantage(scores, kl=rl.compute_kl(rollout, ref_logps), beta=0.1)
+        update = rl.loss_step(policy, optimizer, rollout, advantages, loss=rl.RLOO(epsilon=0.2))
+        new_logps = rl.compute_logps(policy, rollout)
+        run.log(step, rollout, scores, advantages, update, ref_logps=ref_logps, new_logps=new_logps)
+    return RunReader(run.path), rollout, scores, advantages, update, ref_logps, new_logps
+
+
+def test_a_real_run_in_the_table_and_the_group(trained):
+    reader, rollout, scores, advantages, *_ = trained
+    found = ask([reader], kind="table")
+    assert found["step"] == 1 and column(found, "completion") == list(rollout.completions)
+    assert column(found, "reward") == pytest.approx(scores.reward.tolist())
+    assert column(found, "advantage") == pytest.approx(advantages.tolist(), abs=1e-6)
+    assert column(found, "answer") == ["x"] * 4 + ["y"] * 4
+    members = ask([reader], kind="group", step=1, row=5)
+    assert [row["row"] for row in members["rows"]] == [4, 5, 6, 7] and members["rule"] == "leave-one-out"
+    assert members["beta"] == pytest.approx(0.1, rel=1e-3)  # written nowhere: it follows from the numbers
+    assert [row["advantage"] for row in members["rows"]] == pytest.approx(advantages[4:].tolist(), abs=1e-4)
+
+
+def test_a_real_run_in_the_lens(trained):
+    reader, rollout, _, advantages, update, ref_logps, new_logps = trained
+    for row in range(len(rollout)):
+        found = ask([reader], kind="lens", step=1, row=row)
+        mask = rollout.completion_mask[row]
+        assert found["ids"] == rollout.completion_ids[row][mask].tolist()
+        by_name = {one["name"]: one["values"] for one in found["quantities"]}
+        moved = (new_logps - update.old_logp)[row][mask] * advantages[row]
+        assert by_name["credit"] == pytest.approx(moved.tolist(), abs=1e-5)
+        assert by_name["log-ratio"] == pytest.approx((update.logp - ref_logps)[row][mask].tolist(), abs=1e-5)
+        assert by_name["entropy"] == pytest.approx(update.entropy[row][mask].tolist(), abs=1e-5)
+        letters = [token for token in found["tokens"] if len(token) == 1]  # the text leaves special tokens out
+        assert "".join(letters) == rollout.completions[row]
