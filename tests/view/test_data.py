@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from run_folders import HOSTILE, PROMPTS, hostile_rows, rows, write_metrics, write_rollout, write_run, write_state
 
@@ -244,6 +244,8 @@ def test_any_value_of_a_column_becomes_strict_json(value):
 
 
 @given(st.floats())
+@example(math.nan)
+@example(-math.inf)
 def test_a_number_keeps_seven_digits_or_says_what_it_is(value):
     found = number(value)
     if math.isfinite(value):
@@ -421,7 +423,7 @@ def test_every_quantity_is_what_it_says(folder):
     for name in ("sampler_logp", "logp", "old_logp", "ref_logp", "new_logp", "entropy"):
         table[0][name] = [float(np.float32(value)) for value in table[0][name]]
     row = table[0]
-    row["old_logp"] = [value - 0.25 for value in row["logp"]]
+    row |= {"old_logp": [value - 0.25 for value in row["logp"]], "advantage": -0.7}
     found, by_name = lens_of(one_step(folder, table))
     columns = {name: np.array(row[name]) for name in ("sampler_logp", "logp", "old_logp", "ref_logp", "new_logp")}
     expected = {
