@@ -104,10 +104,11 @@ class Panel(anywidget.AnyWidget):
             self.send({"kind": "answer", "id": content.get("id"), "answer": self.respond(content["request"])})
 
     def _command(self, request: dict[str, Any]) -> dict[str, Any]:
-        if self._send_command is None:
-            from rlkit.run.controls import send as send_command
-        else:
-            send_command = self._send_command
+        send_command: Callable[..., Any] | None = self._send_command
+        if send_command is None:
+            from rlkit.run import controls
+
+            send_command = controls.send
         _, reader = pick(self.readers, request)
         command = request.get("command")
         name, value = (request.get("name"), request.get("value")) if command == "set" else (None, None)
