@@ -104,11 +104,7 @@ class Panel(anywidget.AnyWidget):
             self.send({"kind": "answer", "id": content.get("id"), "answer": self.respond(content["request"])})
 
     def _command(self, request: dict[str, Any]) -> dict[str, Any]:
-        send_command: Callable[..., Any] | None = self._send_command
-        if send_command is None:
-            from rlkit.run import controls
-
-            send_command = controls.send
+        send_command = self._send_command or _send_to_folder()
         _, reader = pick(self.readers, request)
         command = request.get("command")
         name, value = (request.get("name"), request.get("value")) if command == "set" else (None, None)
@@ -128,3 +124,9 @@ class Panel(anywidget.AnyWidget):
 def _newest(overview: Any) -> int | None:
     runs = overview.get("runs") if isinstance(overview, dict) else None
     return runs[0]["steps"][-1] if runs and runs[0]["steps"] else None
+
+
+def _send_to_folder() -> Callable[..., Any]:
+    from rlkit.run.controls import send
+
+    return send
