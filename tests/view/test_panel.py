@@ -177,8 +177,7 @@ def test_export_finds_the_notebook_that_runs_or_asks(tmp_path, monkeypatch):
     assert export_notebook(None)["script"] == str(tmp_path / "here.py")
 
 
-def test_a_button_writes_the_command_into_the_folder(reader):
-    pytest.importorskip("rlkit.run.controls")
+def test_a_button_writes_the_command_into_the_folder(reader, unchecked):
     panel = Panel([reader])
     assert ask(panel, kind="command", run=0, command="pause")["number"] == 1
     assert ask(panel, kind="command", run=0, command="set", name="beta", value=0.1)["number"] == 2
