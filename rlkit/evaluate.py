@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlkit import collectives
 from rlkit.metrics import score_metrics
-from rlkit.prompts import check_prompt_column, make_batch
+from rlkit.prompts import as_rows, make_batch
 from rlkit.record import Record, with_columns
 from rlkit.rewards.score import RewardFunction, score
 from rlkit.rollout import Rollout, Scores
@@ -92,7 +92,7 @@ def evaluate(
 
     Example: `rl.evaluate(policy, task.test, task.rewards, max_completion_length=8).reward`
     """
-    check_prompt_column(dataset, "evaluate")
+    dataset = as_rows(dataset, "evaluate")
     if greedy:
         sampling |= {"top_k": 1, "temperature": 1.0}  # the likeliest token is that of every temperature
     engine = policy.engine

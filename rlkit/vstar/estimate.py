@@ -9,7 +9,7 @@ import torch
 
 from rlkit import collectives
 from rlkit.advantages import optimal_value
-from rlkit.prompts import check_prompt_column, make_batch
+from rlkit.prompts import as_rows, make_batch
 from rlkit.rewards.score import RewardFunction, score
 from rlkit.rollout import PromptBatch, text_of
 from rlkit.sampling.sample import sample
@@ -64,7 +64,7 @@ def estimate_vstar(
 
     Source: Brantley et al. 2025 (arXiv 2505.20686), stage 1.
     """
-    check_prompt_column(dataset, "estimate_vstar")
+    dataset = as_rows(dataset, "estimate_vstar")
     if num_value_samples < 1:
         raise ValueError(f"estimate_vstar: num_value_samples must be at least 1, got {num_value_samples}.")
     if batch_size < 1:
