@@ -9,8 +9,10 @@ completion tokens, L prompt tokens, V vocabulary, K reward functions. One mask m
 from rlkit import _openmp, losses, metrics, oracle, tasks  # _openmp first: it acts before torch is loaded
 from rlkit.advantages import compute_kl, compute_loo_advantage, compute_optimal_advantage, optimal_value
 from rlkit.card import model_card
+from rlkit.comparison import Comparison
 from rlkit.evaluate import Evaluation, evaluate
 from rlkit.export import ExportError, export
+from rlkit.groups import Accumulated, accumulate, drop_uninformative_groups
 from rlkit.launch import launch
 from rlkit.loading import load_policy
 from rlkit.logps import compute_logps
@@ -33,6 +35,8 @@ del _openmp
 __all__ = [
     "RLOO",
     "AStarPO",
+    "Accumulated",
+    "Comparison",
     "Evaluation",
     "ExportError",
     "LossInputs",
@@ -48,10 +52,12 @@ __all__ = [
     "ValueTable",
     "World",
     "a2po_loss",
+    "accumulate",
     "compute_kl",
     "compute_logps",
     "compute_loo_advantage",
     "compute_optimal_advantage",
+    "drop_uninformative_groups",
     "estimate_vstar",
     "evaluate",
     "export",
