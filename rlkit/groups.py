@@ -140,7 +140,8 @@ def accumulate(
     stream = itertools.chain([batch], more)
     for _ in range(max_batches):
         following = next(stream, None)
-        if collectives.sums({"ended": float(following is None)})["ended"]:  # on any process: all stop together
+        ended = collectives.sums({"ended": float(following is None)})["ended"]  # on any process: all stop together
+        if ended or following is None:
             data_ended = True
             break
         rollout, score = draw(following)
