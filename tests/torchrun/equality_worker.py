@@ -227,7 +227,7 @@ def dynamic(folder: Path) -> None:
         return draw
 
     found: dict[str, Any] = {"kept": [], "local": [], "skipped": [], "metrics": []}
-    for step, groups in enumerate([{0, 1, 2, 9}, {10, 11}, set()]):  # first 3 and 1, then all with one rank, then none
+    for step, groups in enumerate([{0, 1, 2, 8}, {10, 11}, set()]):  # first 3 and 1, then all with one rank, then none
         drawn = rl.accumulate(only(groups), prompts.next_batch(), prompts, groups=4, max_batches=3)
         advantages = rl.compute_loo_advantage(drawn.scores)
         update = rl.loss_step(policy, optimizer, drawn.rollout, advantages, micro_batch_size=3)
