@@ -6,7 +6,7 @@ completion tokens, L prompt tokens, V vocabulary, K reward functions. One mask m
     dataset rows -> PromptBatch -> sample -> Rollout -> score -> Scores -> advantages -> loss_step -> Update -> Run
 """
 
-from rlkit import _openmp, losses, metrics, oracle, tasks  # _openmp first: it acts before torch is loaded
+from rlkit import _openmp, losses, metrics, oracle, rewards, tasks  # _openmp first: it acts before torch is loaded
 from rlkit.advantages import compute_kl, compute_loo_advantage, compute_optimal_advantage, optimal_value
 from rlkit.card import model_card
 from rlkit.comparison import Comparison
@@ -70,6 +70,7 @@ __all__ = [
     "model_card",
     "optimal_value",
     "oracle",
+    "rewards",
     "rloo_loss",
     "sample",
     "score",

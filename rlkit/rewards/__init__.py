@@ -1,5 +1,33 @@
-"""Rewards: from a Rollout to Scores, through plain functions in TRL's calling form."""
+"""Rewards: from a Rollout to Scores, through plain functions in TRL's calling form.
 
+`score` calls them. The others are ready-made: a capitalised name is made with settings (`SoftOverlong(512, cache=64)`),
+its lower-case twin has the default ones (`accuracy`).
+"""
+
+from rlkit.rewards.code_tests import PythonTests, python_tests
+from rlkit.rewards.formats import ThinkFormat, think_format
+from rlkit.rewards.lengths import CosineLength, RepetitionPenalty, SoftOverlong
+from rlkit.rewards.matching import BoxedMatch, ExactMatch, NumericMatch, boxed_match, exact_match, numeric_match
+from rlkit.rewards.math_accuracy import Accuracy, accuracy, check_gold
 from rlkit.rewards.score import RewardFunction, score
 
-__all__ = ["RewardFunction", "score"]
+__all__ = [
+    "Accuracy",
+    "BoxedMatch",
+    "CosineLength",
+    "ExactMatch",
+    "NumericMatch",
+    "PythonTests",
+    "RepetitionPenalty",
+    "RewardFunction",
+    "SoftOverlong",
+    "ThinkFormat",
+    "accuracy",
+    "boxed_match",
+    "check_gold",
+    "exact_match",
+    "numeric_match",
+    "python_tests",
+    "score",
+    "think_format",
+]
