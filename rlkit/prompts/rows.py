@@ -51,6 +51,13 @@ def as_rows(dataset: Any, where: str) -> Rows:
         >>> as_rows([{"prompt": "1+1=", "answer": "2"}], "example")[0]["answer"]
         '2'
     """
+    rows = any_rows(dataset, where)
+    check_columns(rows[0], where)
+    return rows
+
+
+def any_rows(dataset: Any, where: str) -> Rows:
+    """As `as_rows`, whatever the columns are."""
     if isinstance(dataset, (str, os.PathLike)):
         dataset = _read(Path(dataset), where)
     elif type(dataset).__module__.startswith("pandas"):
@@ -64,7 +71,6 @@ def as_rows(dataset: Any, where: str) -> Rows:
         )
     if not len(dataset):
         raise ValueError(f"{where}: the dataset is empty.")
-    check_columns(dataset[0], where)
     return dataset
 
 

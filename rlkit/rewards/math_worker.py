@@ -8,6 +8,7 @@ nobody handles. It does so even if the process that asked is gone.
 import functools
 import json
 import logging
+import re
 import resource
 import signal
 import sys
@@ -16,12 +17,16 @@ from latex2sympy2_extended import NormalizationConfig
 from math_verify import LatexExtractionConfig, parse, verify
 
 MEMORY = 4 << 30  # bytes
+LATEX_COMMAND = re.compile(r"\\[A-Za-z]")
 
 
 @functools.lru_cache(maxsize=4096)
 def parse_gold(text):
-    """Every reading of a right answer."""
-    return parse(text, parsing_timeout=None)
+    """Every reading of a right answer. Bare LaTeX, as DeepMath has it, is read as if it were marked."""
+    found = parse(text, parsing_timeout=None)
+    if not found and "$" not in text and LATEX_COMMAND.search(text):
+        found = parse(f"${text}$", parsing_timeout=None)
+    return found
 
 
 def parse_answer(text):

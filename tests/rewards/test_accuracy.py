@@ -98,6 +98,13 @@ def test_bad_right_answers_abstain_and_are_counted(caplog):
         check_gold([{"prompt": "?"}])
 
 
+def test_bare_latex_is_a_right_answer():
+    r"""DeepMath's final_answer is bare; TRL takes only what its parser finds unmarked, \frac but not \dfrac."""
+    golds = [r"\dfrac{1}{2}", r"\sqrt{2}", r"\pi", "no latex"]
+    answers = [r"\boxed{0.5}", r"\boxed{\sqrt{2}}", r"\boxed{3}", r"\boxed{1}"]
+    assert accuracy(answers, answer=golds) == [1, 1, 0, None]
+
+
 def test_only_what_comes_after_the_reasoning_counts():
     texts = [r"<think>\boxed{6}</think> \boxed{7}", r"<think>\boxed{7}</think> \boxed{6}", r"<think>\boxed{6}"]
     assert accuracy(texts, answer=["6"] * 3) == [0, 1, 0]
@@ -114,6 +121,7 @@ def test_what_was_read_is_logged():
 HANGS = [r"\boxed{9^{9^{9^{9}}}+1}", r"\boxed{(10^{10})! + 1}"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("on_timeout", [None, 0.0])
 def test_no_expression_hangs_a_run(on_timeout, caplog):
     """B89: bounded, the chosen value for it, right values around it, no process left over."""

@@ -83,6 +83,7 @@ SLOW = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("code", SLOW.values(), ids=SLOW.keys())
 def test_endless_code_costs_its_time_and_no_more(isolation, code):
     """Compared with a sleep that ends by itself, on the same machine at the same time."""
