@@ -9,6 +9,7 @@ from rlkit.rewards.formats import ThinkFormat, think_format
 from rlkit.rewards.lengths import CosineLength, RepetitionPenalty, SoftOverlong
 from rlkit.rewards.matching import BoxedMatch, ExactMatch, NumericMatch, boxed_match, exact_match, numeric_match
 from rlkit.rewards.math_accuracy import Accuracy, accuracy, check_gold
+from rlkit.rewards.probes import probe
 from rlkit.rewards.score import RewardFunction, score
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "check_gold",
     "exact_match",
     "numeric_match",
+    "probe",
     "python_tests",
     "score",
     "think_format",
