@@ -4,6 +4,7 @@
 its lower-case twin has the default ones (`accuracy`).
 """
 
+from rlkit.rewards.answers import answer_part, completion_text, last_boxed
 from rlkit.rewards.code_tests import PythonTests, python_tests
 from rlkit.rewards.formats import ThinkFormat, think_format
 from rlkit.rewards.lengths import CosineLength, RepetitionPenalty, SoftOverlong
@@ -24,9 +25,12 @@ __all__ = [
     "SoftOverlong",
     "ThinkFormat",
     "accuracy",
+    "answer_part",
     "boxed_match",
     "check_gold",
+    "completion_text",
     "exact_match",
+    "last_boxed",
     "numeric_match",
     "probe",
     "python_tests",
