@@ -179,12 +179,12 @@ def evaluate(
     given = dict(sampling)
     if greedy:
         sampling |= {"top_k": 1, "temperature": 1.0}  # the likeliest token is that of every temperature
-    engine = policy.engine
+    owner, engine = policy, policy.engine
     if engine is None or isinstance(engine, TransformersEngine):  # sample() may have left one without a bound
-        engine = TransformersEngine(policy, max_rows=batch_size)
+        engine = TransformersEngine(owner, max_rows=batch_size)
     mine = collectives.share(len(dataset))
     rows = [dataset[place] for place in range(mine.start, mine.stop)]
-    whole = make_batch(policy, rows, first_group_id=mine.start, **(chat_template_kwargs or {}))
+    whole = make_batch(owner, rows, first_group_id=mine.start, **(chat_template_kwargs or {}))
     # Every process takes the same number of batches, the last of which may be empty: gathering shards is an exchange.
     at_once = max(1, batch_size // num_generations)
     count = max(1, math.ceil(math.ceil(len(dataset) / collectives.size()) / at_once))
@@ -192,16 +192,16 @@ def evaluate(
     for number in range(count):
         batch = whole.select(range(len(whole))[number * at_once : (number + 1) * at_once])
         part = sample(engine, batch, num_generations=num_generations, seed=seed, **sampling)
-        parts.append(join([part], policy.pad_id))  # on the CPU
-    rollout = join(parts, policy.pad_id)
+        parts.append(join([part], owner.pad_id))  # on the CPU
+    rollout = join(parts, owner.pad_id)
     scores = score(rollout, reward_funcs, weights=weights)
     if collectives.is_many():
         shares = collectives.gather((rollout, scores.cpu()))
-        rollout = join([share for share, _ in shares], policy.pad_id)
+        rollout = join([share for share, _ in shares], owner.pad_id)
         scores = Scores.join([share for _, share in shares])
     settings = {
-        "policy": policy.name,
-        "policy_version": policy.version,
+        "policy": owner.name,
+        "policy_version": owner.version,
         "seed": seed,
         "greedy": greedy,
         "num_generations": num_generations,
