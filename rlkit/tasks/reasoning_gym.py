@@ -53,7 +53,8 @@ def load(
         **config: the task's own settings (its config class in reasoning-gym says which).
 
     Returns:
-        A `Task` whose rows have `prompt`, `answer` (one right answer) and `index`; the reward is reasoning-gym's
+        A `Task` whose rows have `prompt`, `answer` (one right answer; None where the task has none
+        to show) and `index`; the reward is reasoning-gym's
         `score_answer` of what stands in the last `<answer>` block, or of the whole answer where there is none.
 
     Raises:
@@ -72,7 +73,8 @@ def load(
     for index in range(size + test_size):
         entry = source[index]
         prompt = _prompt(entry["question"], conversational, system)
-        rows.setdefault(entry["question"], {"prompt": prompt, "answer": str(entry["answer"]), "index": index})
+        answer = None if entry["answer"] is None else str(entry["answer"])
+        rows.setdefault(entry["question"], {"prompt": prompt, "answer": answer, "index": index})
     found = list(rows.values())
     if len(found) <= test_size:
         raise ValueError(
