@@ -6,12 +6,14 @@ completion tokens, L prompt tokens, V vocabulary, K reward functions. One mask m
     dataset rows -> PromptBatch -> sample -> Rollout -> score -> Scores -> advantages -> loss_step -> Update -> Run
 """
 
-from rlkit import _openmp, losses, metrics, oracle, tasks  # _openmp first: it acts before torch is loaded
+from rlkit import _openmp, losses, metrics, oracle, rewards, tasks  # _openmp first: it acts before torch is loaded
 from rlkit.advantages import compute_kl, compute_loo_advantage, compute_optimal_advantage, optimal_value
 from rlkit.card import model_card
+from rlkit.comparison import Comparison
 from rlkit.engines import VLLMColocate, VLLMMemory, vllm_memory
 from rlkit.evaluate import Evaluation, evaluate
 from rlkit.export import ExportError, export
+from rlkit.groups import Accumulated, accumulate, drop_uninformative_groups
 from rlkit.launch import launch
 from rlkit.loading import load_policy
 from rlkit.logps import compute_logps
@@ -34,6 +36,8 @@ del _openmp
 __all__ = [
     "RLOO",
     "AStarPO",
+    "Accumulated",
+    "Comparison",
     "Evaluation",
     "ExportError",
     "LossInputs",
@@ -52,10 +56,12 @@ __all__ = [
     "ValueTable",
     "World",
     "a2po_loss",
+    "accumulate",
     "compute_kl",
     "compute_logps",
     "compute_loo_advantage",
     "compute_optimal_advantage",
+    "drop_uninformative_groups",
     "estimate_vstar",
     "evaluate",
     "export",
@@ -68,6 +74,7 @@ __all__ = [
     "model_card",
     "optimal_value",
     "oracle",
+    "rewards",
     "rloo_loss",
     "sample",
     "score",

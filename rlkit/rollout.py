@@ -154,10 +154,7 @@ class Rollout(Record):
 
         Example: `rollout.select(rollout.group_id == 3)` also works, with a (B,) bool tensor.
         """
-        if not isinstance(rows, slice):
-            rows = torch.as_tensor(rows).cpu()
-            rows = rows if rows.dtype == torch.bool else rows.long()  # an empty list would be a float tensor
-        index = torch.arange(len(self))[rows]
+        index = _index(rows, len(self))
         order = index.tolist()
         values: dict[str, Any] = {}
         for item in fields(self):
@@ -224,6 +221,17 @@ class Scores(Record):
 
     def __len__(self) -> int:
         return len(self.reward)
+
+    def select(self, rows: Int[Tensor, " n"] | Bool[Tensor, " B"] | Sequence[int] | slice) -> "Scores":
+        """The scores of some rows, in the given order, as `Rollout.select` takes them; the logged numbers stay."""
+        index = _index(rows, len(self))
+        order = index.tolist()
+        tensors = {name: getattr(self, name) for name in ("parts", "reward", "group_id")}
+        return replace(
+            self,
+            **{name: value[index.to(value.device)] for name, value in tensors.items()},
+            extra={name: tuple(cells[i] for i in order) for name, cells in self.extra.items()},
+        )
 
     def cpu(self) -> "Scores":
         """The same scores on the CPU."""
@@ -308,3 +316,11 @@ class Update(Record):
         import pandas as pd
 
         return pd.DataFrame({"metric": list(self.metrics), "value": list(self.metrics.values())})
+
+
+def _index(rows: Tensor | Sequence[int] | slice, count: int) -> Int[Tensor, " n"]:
+    """The rows that a selection means, as places."""
+    if not isinstance(rows, slice):
+        rows = torch.as_tensor(rows).cpu()
+        rows = rows if rows.dtype == torch.bool else rows.long()  # an empty list would be a float tensor
+    return torch.arange(count)[rows]

@@ -196,11 +196,11 @@ def test_settings_of_another_kind_are_named(name, value, unchecked):
         rl.sample(tiny_policy(), ["1="], **{name: value})
 
 
-def test_pandas_frames_and_dicts_say_what_to_pass():
+def test_series_and_dicts_say_what_to_pass():
     import pandas as pd
 
-    with pytest.raises(TypeError, match=r"frame\.to_dict\('records'\)"):
-        rl.PromptLoader(pd.DataFrame({"prompt": ["1="]}), tiny_policy(), batch_size=1)
+    with pytest.raises(TypeError, match="got a pandas Series; pass a frame with a 'prompt' column"):
+        rl.PromptLoader(pd.Series(["1="]), tiny_policy(), batch_size=1)
     with pytest.raises(TypeError, match="got a dict with"):
         rl.PromptLoader({"train": [{"prompt": "1="}]}, tiny_policy(), batch_size=1)
     with pytest.raises(ValueError, match=r"row 1 has no 'prompt'; its columns are \['question'\]"):
