@@ -1,0 +1,1 @@
+"""The live view: readers of a run's folder. Training never calls into it."""
