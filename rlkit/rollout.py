@@ -94,6 +94,7 @@ class Rollout(Record):
         sampling: the settings they were drawn with.
         policy_version: number of optimizer steps the policy had taken.
         engine: name of the engine that drew them.
+        pieces: the text of each token id that occurs in the completions, so that a view needs no tokenizer.
     """
 
     prompt_ids: Int[Tensor, "B L"]
@@ -110,6 +111,7 @@ class Rollout(Record):
     sampling: SamplingParams = field(default_factory=SamplingParams)
     policy_version: int = 0
     engine: str = "transformers"
+    pieces: Mapping[int, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         check_lengths(
@@ -282,6 +284,11 @@ class Update(Record):
         entropy: (B,T) entropy of the policy before this update, in nats; 0 in masked slots.
         loss_mask: (B,T) True for tokens that counted in the loss.
         skipped: None, or the reason why the optimizer was not stepped.
+        old_logp: (B,T) log-probabilities that the ratio was measured against: `logp` itself on a first update.
+        ratio: (B,) probability of each completion's loss tokens by `logp` over that by `old_logp`.
+        clipped: (B,) int8, -1 where the loss clipped the ratio below, 1 where above, else 0; None if it has no clip.
+        epsilon: lower clip range of the loss, or None.
+        epsilon_high: upper clip range of the loss, or None.
     """
 
     loss: float
@@ -290,6 +297,11 @@ class Update(Record):
     entropy: Float[Tensor, "B T"]
     loss_mask: Bool[Tensor, "B T"]
     skipped: str | None = None
+    old_logp: Float[Tensor, "B T"] | None = None
+    ratio: Float[Tensor, " B"] | None = None
+    clipped: Int[Tensor, " B"] | None = None
+    epsilon: float | None = None
+    epsilon_high: float | None = None
 
     def _headline(self) -> str:
         what = f"skipped: {self.skipped}" if self.skipped else f"loss {self.loss:.5g}"

@@ -108,6 +108,64 @@ def read_lines(file: Path) -> list[dict[str, Any]]:
     return records
 
 
+class Lines:
+    """A JSON-lines file that another process may be writing: each `read` gives the lines that are new.
+
+    Attributes:
+        file: the file; it need not exist yet.
+    """
+
+    TAIL = 256  # bytes before the offset that must still be there, else the file is another one
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        self._offset, self._tail, self._torn, self._broken = 0, b"", False, 0
+
+    @property
+    def notes(self) -> list[str]:
+        """What was left out of the file."""
+        broken = f"{self.file.name}: {self._broken} lines are not JSON and were left out."
+        torn = f"{self.file.name}: the last line is not whole and was left out."
+        return [broken] * (self._broken > 0) + [torn] * self._torn
+
+    def read(self) -> tuple[list[Any], bool]:
+        """The objects of the new whole lines, and whether they begin anew because the file was replaced."""
+        try:
+            with open(self.file, "rb") as handle:
+                handle.seek(self._offset - len(self._tail))
+                if not self._offset or handle.read(len(self._tail)) == self._tail:
+                    return self._parse(handle.read()), False
+                handle.seek(0)
+                self._offset, self._tail, self._broken = 0, b"", 0
+                return self._parse(handle.read()), True
+        except FileNotFoundError:
+            anew, self._offset, self._tail, self._torn, self._broken = self._offset > 0, 0, b"", False, 0
+            return [], anew
+
+    def _parse(self, data: bytes) -> list[Any]:
+        end = data.rfind(b"\n") + 1
+        self._torn = end < len(data)
+        self._offset += end
+        self._tail = (self._tail + data[:end])[-self.TAIL :]
+        found = []
+        for line in data[:end].split(b"\n"):
+            if line.strip():
+                try:
+                    found.append(json.loads(line))
+                except ValueError:
+                    self._broken += 1
+        return found
+
+
+def read_json(file: Path) -> dict[str, Any] | None:
+    """What a JSON file holds; None if it is missing, torn or no object."""
+    try:
+        values = json.loads(file.read_bytes())
+    except (OSError, ValueError):
+        return None
+    return values if isinstance(values, dict) else None
+
+
 def write_json(file: Path, values: Mapping[str, Any]) -> None:
     """Write a JSON file whole or not at all; values that JSON does not know are written as text."""
     partial = file.with_name(file.name + ".partial")

@@ -35,6 +35,8 @@ from rlkit.run.folder import (
 )
 from rlkit.run.measure import Counters, format_line, measure
 from rlkit.run.plot import plot_metrics
+from rlkit.run.reader import RunReader
+from rlkit.run.rollouts import RolloutWriter, cut_parts
 from rlkit.run.settings import current
 from rlkit.run.stopping import StopFlag
 
@@ -54,6 +56,9 @@ class Run:
     Args:
         path: folder, made if needed.
         config: parameters to keep in `config.json`.
+        rollouts_every: keep the rollout of every so many steps in `rollouts/`; None keeps none.
+        rollouts_limit: bytes that `rollouts/` may take. Beyond them steps are dropped: the first, the last and evenly
+            spread ones between them stay.
 
     Attributes:
         step: the step that the loop is in, or the number of finished steps.
@@ -61,7 +66,14 @@ class Run:
             (break or an error), or None while it runs.
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, config: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        config: Mapping[str, Any] | None = None,
+        rollouts_every: int | None = 1,
+        rollouts_limit: int = 2**30,
+    ) -> None:
         self._wanted = current.folder_for(Path(path))
         self._folder: Path | None = None
         self._config = dict(config or {})
@@ -79,6 +91,17 @@ class Run:
         self._prompts: Any = None
         self._vstar: Any = None
         self._resumed = False
+        self._rollouts = RolloutWriter(rollouts_every, rollouts_limit)
+        self._reader: RunReader | None = None
+
+    @staticmethod
+    def open(path: str | os.PathLike[str]) -> RunReader:
+        """Read the folder of a run, of this process or another, finished or not; see `RunReader`.
+
+        Raises:
+            FileNotFoundError: there is no run in that folder.
+        """
+        return RunReader(path)
 
     @property
     def path(self) -> Path:
@@ -210,6 +233,7 @@ class Run:
         if collectives.rank() == 0:
             for name in ("metrics.jsonl", "timings.jsonl"):
                 cut_lines(self.path / name, self.step)
+            cut_parts(self.path, self.step)
             (self.path / "STOPPED").unlink(missing_ok=True)
         collectives.barrier()
         print(f"rlkit: resumed {self.path} at step {self.step}")
@@ -347,9 +371,10 @@ class Run:
         update: Update | None = None,
         *,
         ref_logps: Tensor | None = None,
+        new_logps: Tensor | None = None,
         **extra: Any,
     ) -> dict[str, int | float | None]:
-        """Measure a step and append the numbers to `metrics.jsonl`.
+        """Measure a step, append the numbers to `metrics.jsonl` and keep its rollout in `rollouts/`.
 
         Give what the step has; every record is optional. A step may be logged once.
 
@@ -360,6 +385,8 @@ class Run:
             advantages: their mean and spread.
             update: the update's metrics; of several updates on one rollout give the last one.
             ref_logps: log-probabilities of the reference, for the KL.
+            new_logps: (B,T) log-probabilities after the update, from `compute_logps(policy, rollout)`. They are kept
+                with the rollout only, where the token lens shows what the update did.
             **extra: further numbers by name; of a tensor, one value per row, the mean over what is not NaN.
 
         Returns:
@@ -378,6 +405,8 @@ class Run:
         self._append("metrics.jsonl", line)
         self._last = line
         self._logged_step, self._counters = step, counters
+        if rollout is not None:
+            self._rollouts.write(self.path, step, rollout, scores, advantages, update, ref_logps, new_logps)
         if self._every is not None and collectives.rank() == 0 and step % self._every == 0:
             self._say(format_line(line))
         return line
@@ -398,6 +427,18 @@ class Run:
         import pandas as pd
 
         return pd.DataFrame(read_lines(self.path / "metrics.jsonl"))
+
+    @property
+    def reader(self) -> RunReader:
+        """The run's folder, for reading."""
+        if self._reader is None or self._reader.path != self.path:
+            self._reader = RunReader(self.path)
+        self._reader.refresh()
+        return self._reader
+
+    def rollouts(self, step: int | None = None) -> "pd.DataFrame":
+        """The completions of a step, or of all that were kept; see `RunReader.rollouts`."""
+        return self.reader.rollouts(step)
 
     def plot(self, *names: str) -> Any:
         """A plotly figure of metrics over the steps; the reward by default."""
