@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 Key = tuple[str, ...]
+ABSENT = -math.inf
+"""In a column: the step did not log this number, which is not the same as a number that was not finite (null: NaN)."""
 
 
 class RunReader:
@@ -110,7 +112,7 @@ class RunReader:
             return [name for name in self._metrics.columns if name != "step"]
 
     def series(self, name: str) -> tuple[Float64[np.ndarray, " n"], Float64[np.ndarray, " n"]]:
-        """One metric over the steps: (n,) steps and (n,) values, NaN where a step did not have it.
+        """One metric over the steps that logged it: (n,) steps and (n,) values, NaN where the log says null.
 
         Raises:
             KeyError: the metric was not logged; says which were.
@@ -119,7 +121,9 @@ class RunReader:
             columns = self._metrics.columns
             if name not in columns:
                 raise KeyError(f"series: no metric {name!r} was logged; there are {sorted(columns)}.")
-            return np.array(columns["step"]), np.array(columns[name])
+            steps, values = np.array(columns["step"]), np.array(columns[name])
+            logged = values != ABSENT
+            return steps[logged], values[logged]
 
     @property
     def metrics(self) -> "pd.DataFrame":
@@ -209,17 +213,18 @@ class _Table:
         for name, value in flat.items():
             column = self.columns.get(name)
             if column is None:
-                column = self.columns[name] = array("d", [math.nan]) * rows
+                column = self.columns[name] = array("d", [ABSENT]) * rows
             column.append(value)
         if len(flat) < len(self.columns):
             for column in self.columns.values():
                 if len(column) == rows:
-                    column.append(math.nan)
+                    column.append(ABSENT)
 
     def frame(self) -> "pd.DataFrame":
         import pandas as pd
 
-        found = pd.DataFrame({name: np.array(column) for name, column in self.columns.items()})
+        columns = {name: np.array(column) for name, column in self.columns.items()}
+        found = pd.DataFrame({name: np.where(values == ABSENT, math.nan, values) for name, values in columns.items()})
         return found.astype({"step": np.int64})
 
 
@@ -230,7 +235,8 @@ def _flat(line: dict[str, Any], prefix: str = "") -> list[tuple[str, float]]:
         if isinstance(value, dict):
             found += _flat(value, f"{prefix}{name}/")
         elif value is None or _is_number(value):
-            found.append((prefix + name, math.nan if value is None else float(value)))
+            known = value is not None and math.isfinite(value)
+            found.append((prefix + name, float(value) if known else math.nan))
     return found
 
 
