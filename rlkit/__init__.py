@@ -23,6 +23,7 @@ from rlkit.rollout import PromptBatch, Rollout, SamplingParams, Scores, Update
 from rlkit.run import Run
 from rlkit.sampling import TransformersEngine, sample
 from rlkit.step import loss_step
+from rlkit.view import Dashboard
 from rlkit.vstar import ValueTable, estimate_vstar
 from rlkit.world import World, setup
 
@@ -33,6 +34,7 @@ del _openmp
 __all__ = [
     "RLOO",
     "AStarPO",
+    "Dashboard",
     "Evaluation",
     "ExportError",
     "LossInputs",

@@ -100,7 +100,9 @@ class _Plot:
         ]
         for value in (self.low, (self.low + self.high) / 2, self.high):
             y = self.y(value)
-            parts.append(f'<path d="M{self.left} {y:.1f}H{self.width - self.right}" stroke="#ddd"/>')
+            parts.append(
+                f'<line x1="{self.left}" x2="{self.width - self.right}" y1="{y:.1f}" y2="{y:.1f}" stroke="#ddd"/>'
+            )
             parts.append(f'<text x="{self.left - 5}" y="{y + 4:.1f}" text-anchor="end">{value:.3g}</text>')
         for step, anchor in ((self.first, "start"), (self.last, "end")):
             parts.append(f'<text x="{self.x(step):.1f}" y="{self.height - 9}" text-anchor="{anchor}">{step:g}</text>')
@@ -172,5 +174,5 @@ def _repeat(colors: Sequence[str], count: int) -> list[str]:
 
 def _half(positions: Sequence[float]) -> float:
     """Half the smallest distance of neighbours: how far a cell reaches."""
-    gaps = [b - a for a, b in zip(positions[:-1], positions[1:], strict=True)]
+    gaps = [positions[place + 1] - positions[place] for place in range(len(positions) - 1)]
     return min(gaps) / 2 if gaps else 0.5

@@ -30,16 +30,18 @@ class Charts:
     Args:
         histories: one per run.
         live: a FigureWidget, for a notebook; else a plain Figure.
+        many: colours tell runs apart; by default if there are several. Runs that begin later may be added to
+            `histories`.
 
     Attributes:
         figure: the plotly figure, yours to restyle.
     """
 
-    def __init__(self, histories: Sequence[History], *, live: bool) -> None:
+    def __init__(self, histories: Sequence[History], *, live: bool, many: bool | None = None) -> None:
         import plotly.graph_objects as go
 
-        self._histories = list(histories)
-        self._many = len(self._histories) > 1
+        self.histories = list(histories)
+        self._many = len(self.histories) > 1 if many is None else many
         figure = go.Figure()
         figure.update_layout(_frame(30 if self._many else 2))
         self._charts: dict[str, int] = {}  # title -> number of the subplot
@@ -53,7 +55,7 @@ class Charts:
 
     def draw(self) -> bool:
         """Bring the figure up to date with the histories. Returns whether anything was sent."""
-        charts = charts_of(self._histories)
+        charts = charts_of(self.histories)
         new = [chart for chart in charts if chart.title not in self._charts]
         if new:
             self._charts = {title: self._charts.get(title, 0) for title in self._charts} | {
@@ -121,7 +123,7 @@ class Charts:
             place = labels.index(line.label)
             color = COLORS[(line.run if self._many else place) % len(COLORS)]
             dash = DASHES[(place if self._many else 0) % len(DASHES)]
-            name = self._histories[line.run].reader.name
+            name = self.histories[line.run].reader.name
             trace = _curve(line, chart, color, dash, name if self._many else "")
             if self._many and place:  # what is compared stands out
                 trace |= {"line": {"color": color, "width": 1, "dash": dash}, "opacity": 0.6}

@@ -125,8 +125,8 @@ class Dashboard:
         """Read what is new."""
         news = self._more
         for place, run in enumerate(self._waiting):
-            if run is not None and run.is_open:
-                self._histories[place], self._waiting[place] = History(RunReader(run.path)), None
+            if run is not None and run.folder is not None:
+                self._histories[place], self._waiting[place] = History(RunReader(run.folder)), None
                 news = True
         for history in self._known:
             news |= history.reader.refresh()
@@ -253,7 +253,9 @@ class Dashboard:
 
 def _close_whole(widget: Any) -> None:
     """A widget with its layout and style: ipywidgets keeps those for ever."""
-    for part in [value for value in widget._trait_values.values() if hasattr(value, "close") and hasattr(value, "comm")]:
+    for part in [
+        value for value in widget._trait_values.values() if hasattr(value, "close") and hasattr(value, "comm")
+    ]:
         part.close()
     widget.close()
 

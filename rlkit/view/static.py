@@ -108,13 +108,14 @@ def chart_as_svg(chart: Chart, runs: Sequence[str], size: tuple[int, int] = SIZE
     if many:  # one curve a run: the first of the chart
         lines = tuple(line for line in lines if line.label == lines[0].label)
     curves = {
-        (visible(runs[line.run], 24) + " " * line.run if many else line.label): (line.steps.tolist(), line.values.tolist())
+        (visible(runs[line.run], 24) + " " * line.run if many else line.label): (
+            line.steps.tolist(),
+            line.values.tolist(),
+        )
         for line in lines
     }
     colors = [COLORS[line.run % len(COLORS)] for line in lines] if many else COLORS
-    return picture(
-        chart.title, curves, size=size, colors=colors, level=chart.warn, floor=floor, stacked=chart.stacked
-    )
+    return picture(chart.title, curves, size=size, colors=colors, level=chart.warn, floor=floor, stacked=chart.stacked)
 
 
 def _table(history: History, many: bool) -> str:
