@@ -72,7 +72,7 @@ def picture(
 class _Plot:
     """Data to pixels, and the shapes."""
 
-    left, right, top, bottom = 46, 12, 42, 24
+    left, right, top, bottom = 54, 12, 42, 24
 
     def __init__(self, size: tuple[int, int], steps: Sequence[float], heights: Sequence[float]) -> None:
         self.width, self.height = size

@@ -103,13 +103,15 @@ class Charts:
             top = 1 - (row * ROW + TOP) / (rows * ROW)
             bottom = 1 - ((row + 1) * ROW - BOTTOM) / (rows * ROW)
             across = [column * width + 0.035, (column + 1) * width - 0.008]
-            if title not in titled:
-                layout[f"xaxis{axis}"] = _axis() | {"anchor": f"y{axis}"} | ({"matches": "x"} if axis else {})
-                layout[f"yaxis{axis}"] = _axis() | {"anchor": f"x{axis}"} | _y_axis(chart)
-                notes.append(_title(chart, axis, self._many))
-                if chart.warn is not None:
-                    shapes.append(_level(chart.warn, axis))
-            layout[f"xaxis{axis}"].domain, layout[f"yaxis{axis}"].domain = across, [bottom, top]
+            if title in titled:
+                layout[f"xaxis{axis}"].domain, layout[f"yaxis{axis}"].domain = across, [bottom, top]
+                continue
+            # Whole axes at once: a message that sets an axis and its domain apart is refused by plotly.js.
+            layout[f"xaxis{axis}"] = _axis(f"y{axis}", across) | ({"matches": "x"} if axis else {})
+            layout[f"yaxis{axis}"] = _axis(f"x{axis}", [bottom, top]) | _y_axis(chart)
+            notes.append(_title(chart, axis, self._many))
+            if chart.warn is not None:
+                shapes.append(_level(chart.warn, axis))
         layout.annotations, layout.shapes = notes, shapes
 
     def _traces_of(self, chart: Chart) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
@@ -255,8 +257,10 @@ def _level(warn: float, axis: str) -> dict[str, Any]:
     }
 
 
-def _axis() -> dict[str, Any]:
+def _axis(anchor: str, domain: list[float]) -> dict[str, Any]:
     return {
+        "anchor": anchor,
+        "domain": domain,
         "gridcolor": "rgba(128,128,128,0.22)",
         "zeroline": False,
         "tickfont": {"size": 10, "color": GREY},
@@ -274,6 +278,7 @@ def _frame(head: int) -> dict[str, Any]:
     """What holds for the whole figure."""
     return {
         "template": "none",
+        "autosize": True,
         "paper_bgcolor": "rgba(0,0,0,0)",
         "plot_bgcolor": "rgba(0,0,0,0)",
         "font": {"color": GREY, "size": 11},

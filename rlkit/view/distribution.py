@@ -10,7 +10,7 @@ import numpy as np
 
 from rlkit.run.reader import RunReader
 
-COLUMNS, READS, SAMPLES, BINS = 200, 50, 256, 20
+COLUMNS, READS, SAMPLES, BINS = 200, 200, 256, 20
 
 
 @dataclass(frozen=True)
