@@ -1,9 +1,10 @@
 """The files of a run: append-only and readable while they are written.
 
-config.json     parameters and versions
+config.json     parameters, versions, git commit, notebook or script
 metrics.jsonl   one JSON object per step; repeats bit for bit with the same seed on a CPU
 timings.jsonl   wall times, which never repeat, kept apart
 state.json      where the run stands: last step, position in the data, why it ended
+rollouts/       the completions of the steps, in Parquet (rlkit/run/rollouts.py)
 """
 
 import contextlib

@@ -136,7 +136,7 @@ def table_of(step: int, parts: Sequence[Rows]) -> "pa.Table":
         return pa.nulls(count, kind) if values is None else pa.array(values, kind)
 
     def texts(name: str) -> "pa.Array":
-        return pa.array([clean(text) for part in parts for text in part.lists[name]], pa.string())
+        return _text_array([text for part in parts for text in part.lists[name]])
 
     table: dict[str, Any] = {
         "step": pa.array(np.full(count, step), pa.int64()),
@@ -149,7 +149,7 @@ def table_of(step: int, parts: Sequence[Rows]) -> "pa.Table":
     for name in ("prompt_messages", "completion_messages"):
         messages = [value for part in parts for value in part.lists[name]]
         if any(value is not None for value in messages):
-            table[name] = pa.array([None if value is None else _as_json(value) for value in messages], pa.string())
+            table[name] = _text_array([None if value is None else _as_json(value) for value in messages])
     ids = _joined([part.flat["token_ids"] for part in parts])
     prompt_ids = _joined([part.prompt_ids for part in parts])
     pieces = {token: text for part in parts for token, text in part.pieces.items()}
@@ -168,7 +168,7 @@ def table_of(step: int, parts: Sequence[Rows]) -> "pa.Table":
         table[name] = per_row(name, pa.float32())
     table["clipped"] = per_row("clipped", pa.int8())
     for name, value in zip(("epsilon", "epsilon_high"), parts[0].epsilon, strict=True):
-        table[name] = pa.array([value] * count, pa.float32())
+        table[name] = pa.array([value] * count, pa.float64())
     names = dict.fromkeys(name for part in parts for name in part.extra)
     extra = {n: [c for part in parts for c in part.extra.get(n, [None] * len(part.lengths))] for n in names}
     for name, cells in with_columns(table, extra).items():
@@ -207,24 +207,37 @@ def _texts_of(ids: np.ndarray, pieces: Mapping[int, str]) -> "pa.Array":
     import pyarrow as pa
 
     known, places = np.unique(ids, return_inverse=True)
-    return pa.array([clean(pieces.get(int(token), UNKNOWN)) for token in known], pa.string()).take(pa.array(places))
+    return _text_array([pieces.get(int(token), UNKNOWN) for token in known]).take(pa.array(places))
 
 
 def _cells(cells: list[Any]) -> "pa.Array":
     """A column of the user's: as it is if all of it is text, whole numbers, numbers, or yes and no; else as JSON."""
     import pyarrow as pa
 
+    cells = [cell.item() if isinstance(cell, np.generic) else cell for cell in cells]
     kinds = {type(cell) for cell in cells if cell is not None}
     if kinds <= {str}:
-        return pa.array([None if cell is None else clean(cell) for cell in cells], pa.string())
+        return _text_array(cells)
     if kinds == {bool}:
         return pa.array(cells, pa.bool_())
     if kinds == {int} and all(cell is None or -(2**63) <= cell < 2**63 for cell in cells):
         return pa.array(cells, pa.int64())
     if kinds <= {int, float} and float in kinds:
         return pa.array([None if cell is None else float(cell) for cell in cells], pa.float64())
-    return pa.array([None if cell is None else _as_json(cell) for cell in cells], pa.string())
+    return _text_array([None if cell is None else _as_json(cell) for cell in cells])
+
+
+def _text_array(texts: list[str | None]) -> "pa.Array":
+    import pyarrow as pa
+
+    try:
+        return pa.array(texts, pa.string())
+    except UnicodeEncodeError:
+        return pa.array([None if text is None else clean(text) for text in texts], pa.string())
 
 
 def _as_json(value: Any) -> str:
-    return clean(json.dumps(value, ensure_ascii=False, default=str))
+    try:
+        return json.dumps(value, ensure_ascii=False, default=str)
+    except (TypeError, ValueError):  # keys that JSON does not know, something that holds itself
+        return str(value)

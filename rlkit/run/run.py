@@ -10,7 +10,7 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,10 +34,12 @@ from rlkit.run.folder import (
     write_json,
 )
 from rlkit.run.measure import Counters, format_line, measure
+from rlkit.run.origin import origin
 from rlkit.run.plot import plot_metrics
 from rlkit.run.reader import RunReader
 from rlkit.run.rollouts import RolloutWriter, cut_parts
 from rlkit.run.settings import current
+from rlkit.run.sinks import Sinks, Target
 from rlkit.run.stopping import StopFlag
 
 if TYPE_CHECKING:
@@ -60,6 +62,8 @@ class Run:
         rollouts_every: keep the rollout of every so many steps in `rollouts/`; None keeps none.
         rollouts_limit: bytes that `rollouts/` may take. Beyond them steps are dropped: the first, the last and evenly
             spread ones between them stay.
+        report_to: "wandb", "trackio" or both: where the numbers of each step go as well; `report_to` sets more.
+        log_completions: send them a table of completions too.
 
     Attributes:
         step: the step that the loop is in, or the number of finished steps.
@@ -74,6 +78,8 @@ class Run:
         config: Mapping[str, Any] | None = None,
         rollouts_every: int | None = 1,
         rollouts_limit: int = 2**30,
+        report_to: str | Sequence[str] = (),
+        log_completions: bool = False,
     ) -> None:
         self._wanted = current.folder_for(Path(path))
         self._folder: Path | None = None
@@ -94,6 +100,9 @@ class Run:
         self._resumed = False
         self._rollouts = RolloutWriter(rollouts_every, rollouts_limit)
         self._reader: RunReader | None = None
+        self._sinks = Sinks()
+        for kind in (report_to,) if isinstance(report_to, str) else report_to:
+            self.report_to(kind, log_completions=log_completions)
 
     @staticmethod
     def open(path: str | os.PathLike[str]) -> RunReader:
@@ -103,6 +112,24 @@ class Run:
             FileNotFoundError: there is no run in that folder.
         """
         return RunReader(path)
+
+    def report_to(
+        self, kind: str, *, project: str | None = None, name: str | None = None, log_completions: bool = False
+    ) -> None:
+        """Send the numbers of each step on to a tracker too. A tracker that fails never stops the training.
+
+        Args:
+            kind: "wandb" or "trackio". Their own environment variables (WANDB_MODE, TRACKIO_DIR ...) are heeded.
+            project: name of the project; else WANDB_PROJECT or TRACKIO_PROJECT, else "rlkit".
+            name: of the run; else that of its folder.
+            log_completions: send a table of the first completions too, with TRL's columns, for the steps whose rollout
+                is kept.
+
+        Raises:
+            ValueError: no such tracker, or asked for twice.
+            ImportError: its package is not installed.
+        """
+        self._sinks.add(Target(kind, project, name, log_completions))
 
     @property
     def path(self) -> Path:
@@ -114,14 +141,18 @@ class Run:
             if folder != self._wanted:
                 print(f"rlkit: {self._wanted} is not empty, writing to {folder}")
             if collectives.rank() == 0:
-                settings: dict[str, Any] = {"parameters": current.parameters | self._config, "versions": versions()}
-                if current.script:
-                    settings["script"] = current.script | {"processes": collectives.size()}
-                write_json(folder / "config.json", settings)
+                write_json(folder / "config.json", self._settings())
                 (folder / "metrics.jsonl").touch()
             self._open(folder)
             return folder
         return self._folder
+
+    def _settings(self) -> dict[str, Any]:
+        """What config.json says."""
+        found = origin()
+        script = {"script": {**current.script, "processes": collectives.size()}} if current.script else {}
+        parameters = {**found.pop("parameters", {}), **current.parameters, **self._config}
+        return {"parameters": parameters, "versions": versions(), **found, **script}
 
     def _open(self, folder: Path) -> None:
         if collectives.rank() == 0:
@@ -345,6 +376,7 @@ class Run:
                         self.save()
             self.stopped = self.stopped or "done"
             self._save_state(prompts)
+            self._sinks.close()
             if self._tracked is not None:
                 self.save()
         if self.stopped in ("interrupted", "preempted"):
@@ -441,8 +473,10 @@ class Run:
         self._append("metrics.jsonl", line)
         self._last = line
         self._logged_step, self._counters = step, counters
+        table = None
         if rollout is not None:
-            self._rollouts.write(self.path, step, rollout, scores, advantages, update, ref_logps, new_logps)
+            table = self._rollouts.write(self.path, step, rollout, scores, advantages, update, ref_logps, new_logps)
+        self._sinks.log(self.path, line, table)
         if self._every is not None and collectives.rank() == 0 and step % self._every == 0:
             self._say(format_line(line))
         return line
