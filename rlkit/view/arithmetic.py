@@ -74,7 +74,8 @@ def explain(group: Group, *, step: Group, loo_of_step: np.ndarray, beta: float |
         where: the place where it is written.
 
     Returns:
-        {"rule", "said", "beta", "rows"}; a row has r, others (text), mean, advantage, stored, agrees.
+        {"rule", "said", "beta", "rows"}; a row has r, the others it is compared with (None where there are more than
+        `SPELLED_OUT`), total of all, count of the others, mean of the others, advantage, stored, agrees, scored.
     """
     rule, said, used = _rule(group, step, loo_of_step, beta, where)
     own = group.reward if not used or group.kl is None else group.reward - used * group.kl
@@ -134,22 +135,18 @@ def _other_rule(group: Group, step: Group, loo_of_step: np.ndarray) -> tuple[str
 def _rows(group: Group, own: np.ndarray) -> list[dict[str, Any]]:
     advantage = leave_one_out(own)
     known = ~np.isnan(own)
-    count, total = int(known.sum()), float(own[known].sum())
+    total = float(own[known].sum())
     rows = []
     for i in range(len(own)):
         others = own[known & (np.arange(len(own)) != i)]
         mean = float(others.mean()) if len(others) and known[i] else math.nan
-        if not known[i] or not len(others):
-            written = ""
-        elif len(others) <= SPELLED_OUT:
-            written = f"({' + '.join(_term(value) for value in others)}) / {len(others)}"
-        else:
-            written = f"({_short(total)} − {_term(own[i])}) / {count - 1}"
         stored = None if group.stored is None else group.stored[i]
         rows.append(
             {
                 "r": number(own[i]),
-                "others": written,
+                "others": [number(value) for value in others] if len(others) <= SPELLED_OUT else None,
+                "total": number(total),
+                "count": len(others) if known[i] else 0,
                 "mean": number(mean),
                 "advantage": number(advantage[i]),
                 "stored": number(stored),
@@ -182,10 +179,3 @@ def _line(x: np.ndarray, y: np.ndarray) -> tuple[float, float] | None:
     a, b = np.polyfit(x, y, 1)
     return (float(a), float(b)) if a > 0 and _same(a * x + b, y) else None
 
-
-def _short(value: float) -> str:
-    return f"{value:.4g}".replace("-", "−")
-
-
-def _term(value: float) -> str:
-    return f"({_short(value)})" if value < 0 else _short(value)

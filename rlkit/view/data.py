@@ -106,6 +106,8 @@ def table(readers: Sequence[Reader], request: dict[str, Any]) -> dict[str, Any]:
         return {"run": index, "step": None, "said": None, "columns": [], "rows": [], "total": 0, "found": 0, "offset": 0,
                 "cut": False}  # fmt: skip
     frame = load(reader, step)
+    if not len(frame.columns) or not len(frame):
+        said = f"The completions of step {step} cannot be read: their file was thinned out or is damaged."
     chosen = select(
         frame,
         sort=request.get("sort"),

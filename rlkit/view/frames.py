@@ -13,9 +13,12 @@ if TYPE_CHECKING:
 
 FIRST = ("row", "group_id", "prompt", "completion", "reward")
 """Columns that open the table; the parts of the reward follow, then these:"""
-NEXT = ("advantage", "kl", "length", "truncated", "ratio", "clipped", "row_id")
-HIDDEN = ("step", "prompt_messages", "completion_messages", "epsilon", "prompt_length")
-"""Shown when a reader asks for them."""
+NEXT = ("advantage", "kl", "length", "ratio")
+HIDDEN = (
+    "row_id", "truncated", "clipped", "prompt_length", "epsilon", "epsilon_high", "step", "prompt_messages",
+    "completion_messages",
+)  # fmt: skip
+"""Shown when a reader asks for them; `truncated` and `clipped` are marks beside length and ratio."""
 
 HINTS = {
     "row": "Position of the completion in the step.",

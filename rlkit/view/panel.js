@@ -19,16 +19,17 @@ const OPERATORS = [[">=", "≥"], ["<=", "≤"], ["=", "="], ["!=", "≠"], ["co
 const CONTROL = /[\p{Cc}\p{Zl}\p{Zp}\p{Cs}]|(?!\u200d)\p{Cf}/gu;
 const SPECIAL = /^(<[|｜/]?[\w▁|｜ /:.-]{1,60}[|｜]?>|\[[A-Z_]{2,20}\])$/;
 const MINUS = "−";
+const NAMES = "NUL SOH STX ETX EOT ENQ ACK BEL BS ⇥ ↵ VT FF CR SO SI DLE DC1 DC2 DC3 DC4 NAK SYN ETB CAN EM SUB ESC FS GS RS US".split(" ");
 
 // ---------------------------------------------------------------- elements and texts
 
 function el(tag, attributes = {}, ...children) {
   const node = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) {
-    if (value === null || value === undefined || value === false) continue;
+    if (value === null || value === undefined || (value === false && !name.startsWith("aria-"))) continue;
     if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
     else if (name === "style") for (const [key, text] of Object.entries(value)) node.style.setProperty(key, text);
-    else node.setAttribute(name, value === true ? "" : String(value));
+    else node.setAttribute(name, value === true && !name.startsWith("aria-") ? "" : String(value));
   }
   node.append(...children.flat().filter((child) => child !== null && child !== undefined && child !== false));
   return node;
@@ -36,10 +37,8 @@ function el(tag, attributes = {}, ...children) {
 
 function sign(character) {
   const code = character.codePointAt(0);
-  if (code === 10) return "↵";
-  if (code === 9) return "⇥";
-  if (code < 32) return String.fromCodePoint(0x2400 + code);
-  if (code === 127) return "␡";
+  if (code < 32) return NAMES[code];
+  if (code === 127) return "DEL";
   return `U+${code.toString(16).toUpperCase().padStart(4, "0")}`;
 }
 
@@ -77,7 +76,7 @@ function say(value, decimals = null) {
   if (value === null || value === undefined) return "–";
   if (typeof value === "boolean") return value ? "yes" : "no";
   if (typeof value === "string") return value.replace("-inf", `${MINUS}∞`).replace(/^inf$/, "∞");
-  if (decimals !== null) return value.toFixed(decimals).replace("-", MINUS);
+  if (decimals !== null && typeof value === "number") return value.toFixed(decimals).replace("-", MINUS);
   if (Number.isInteger(value) && Math.abs(value) < 1e7) return String(value).replace("-", MINUS);
   const size = Math.abs(value);
   const text = size >= 1e5 || size < 1e-3 ? value.toExponential(2) : size < 0.1 ? value.toFixed(4) : value.toFixed(3);
@@ -190,9 +189,14 @@ class PanelView {
     for (const kind of ["keydown", "keyup", "keypress"]) this.root.addEventListener(kind, (event) => event.stopPropagation());
     this.root.addEventListener("keydown", (event) => this.key(event));
     this.parts = {};
-    for (const name of ["head", "tools", "main", "detail"]) this.root.append((this.parts[name] = el("div", { class: `rl-${name}` })));
+    for (const name of ["head", "steps", "tools", "main", "detail"]) this.root.append((this.parts[name] = el("div", { class: `rl-${name}` })));
     this.word = el("div", { class: "rl-word", role: "status", "aria-live": "polite" });
     this.root.append(this.word);
+    this.buildSteps();
+    // What is replaced between the press and the release of a button never sees the click: pushes wait for the hand.
+    const { signal } = this.gone;
+    this.root.addEventListener("pointerdown", () => { this.pressed = true; });
+    for (const kind of ["pointerup", "pointercancel", "blur"]) window.addEventListener(kind, () => this.released(), { signal });
     element.append(this.root);
   }
 
@@ -240,8 +244,20 @@ class PanelView {
     this.source.remember?.({ ...this.state });
   }
 
+  released() {
+    this.pressed = false;
+    const late = this.late;
+    this.late = null;
+    if (late) setTimeout(() => this.pushed(late));
+  }
+
   pushed({ overview, table }) {
     if (this.gone.signal.aborted) return;
+    if (this.pressed) {
+      if (table?.columns) this.keep(table);
+      this.late = { overview };
+      return;
+    }
     if (table?.columns) this.keep(table);
     if (overview?.runs) this.seeOverview(overview);
   }
@@ -265,6 +281,10 @@ class PanelView {
 
   seeOverview(overview) {
     this.overview = overview;
+    if (this.sent && (overview.runs[this.sent.run]?.taken ?? -1) >= this.sent.number) {
+      this.tell(`${this.sent.told}: taken by the run.`);
+      this.sent = null;
+    }
     if (this.state.run >= overview.runs.length) this.state.run = 0;
     this.drawHead();
     if (this.drawnTab !== this.state.tab) this.drawTools();
@@ -293,15 +313,15 @@ class PanelView {
 
   drawHead() {
     const { run } = this;
+    this.drawSteps(run);
     const focus = this.focused(this.parts.head);
-    if (focus && focus.tagName === "INPUT" && focus.type === "number") return this.drawState(); // somebody is typing
-    this.parts.head.replaceChildren(this.headLine(run), ...(this.state.tab === "rows" ? [this.stepLine(run)] : []));
+    if (focus?.matches("input[type=number], select")) { // somebody types, or looks at the list of runs
+      this.parts.head.querySelector(".rl-state")?.replaceWith(this.stateBadge(run));
+      return;
+    }
+    const controls = this.controls(run);
+    this.parts.head.replaceChildren(this.headLine(run), ...(controls ? [controls] : []));
     this.refocus(this.parts.head, focus);
-  }
-
-  drawState() {
-    const old = this.parts.head.querySelector(".rl-state");
-    if (old) old.replaceWith(this.stateBadge(this.run));
   }
 
   stateBadge(run) {
@@ -322,28 +342,42 @@ class PanelView {
       : el("strong", { class: "rl-name" }, visible(String(run.name ?? "")));
     const tabs = [["rows", "Completions"], ["compare", "Compare"], ["pins", `Pinned${this.state.pins.length ? ` (${this.state.pins.length})` : ""}`]]
       .filter(([tab]) => tab === "rows" || !this.source.kinds || this.source.kinds.has(tab === "pins" ? "pin" : "compare"));
-    return el("div", { class: "rl-line" }, name, this.stateBadge(run), el("span", { class: "rl-fill" }), this.controls(run),
+    return el("div", { class: "rl-line" }, name, this.stateBadge(run), el("span", { class: "rl-fill" }),
       tabs.length > 1 && el("div", { class: "rl-tabs", role: "tablist", "aria-label": "View" }, tabs.map(([tab, label]) =>
         el("button", { type: "button", role: "tab", "aria-selected": this.state.tab === tab, "data-key": `tab-${tab}`, onclick: () => this.change({ tab }) }, label))));
   }
 
-  stepLine(run) {
-    const steps = run.steps, at = Math.max(0, nearest(steps, this.step));
-    const go = (index) => steps.length && this.change({ step: steps[Math.min(steps.length - 1, Math.max(0, index))], follow: false, page: 0 });
-    if (!steps.length) return el("div", { class: "rl-line rl-dim" }, "No completions are stored yet.");
-    const slider = el("input", {
-      type: "range", min: 0, max: steps.length - 1, value: at, "data-key": "slider", "aria-label": "Step", "aria-valuetext": `step ${steps[at]}`,
-      oninput: (event) => go(+event.target.value),
-    });
-    return el("div", { class: "rl-line rl-steps" },
-      el("span", { class: "rl-label" }, "Step"),
-      el("button", { type: "button", class: "rl-icon", "data-key": "back", "aria-label": "Stored step before", disabled: at <= 0, onclick: () => go(at - 1) }, "‹"),
-      slider,
-      el("button", { type: "button", class: "rl-icon", "data-key": "on", "aria-label": "Stored step after", disabled: at >= steps.length - 1, onclick: () => go(at + 1) }, "›"),
-      el("output", { class: "rl-step" }, String(steps[at])),
-      el("span", { class: "rl-dim" }, `${plural(steps.length, "step")} stored`),
-      this.source.live && el("label", { class: "rl-check" },
-        el("input", { type: "checkbox", "data-key": "follow", checked: this.state.follow, onchange: (event) => this.change({ follow: event.target.checked, step: event.target.checked ? null : this.step, page: 0 }) }), "follow the newest"));
+  /** The step line is made once: a slider that is replaced while it is dragged would be lost to the hand. */
+  buildSteps() {
+    const go = (index) => {
+      const steps = this.run.steps;
+      if (steps.length) this.change({ step: steps[Math.min(steps.length - 1, Math.max(0, index))], follow: false, page: 0 });
+    };
+    const at = () => Math.max(0, nearest(this.run.steps, this.step));
+    const slider = el("input", { type: "range", min: 0, "data-key": "slider", "aria-label": "Step", oninput: (event) => go(+event.target.value) });
+    const back = el("button", { type: "button", class: "rl-icon", "data-key": "back", "aria-label": "Stored step before", onclick: () => go(at() - 1) }, "‹");
+    const on = el("button", { type: "button", class: "rl-icon", "data-key": "on", "aria-label": "Stored step after", onclick: () => go(at() + 1) }, "›");
+    const shown = el("output", { class: "rl-step" });
+    const stored = el("span", { class: "rl-dim" });
+    const follow = el("input", { type: "checkbox", "data-key": "follow", onchange: () => this.change({ follow: follow.checked, step: follow.checked ? null : this.step, page: 0 }) });
+    this.parts.steps.replaceChildren(el("div", { class: "rl-line rl-steps" }, el("span", { class: "rl-label" }, "Step"), back, slider, on, shown, stored,
+      this.source.live && el("label", { class: "rl-check" }, follow, "follow the newest")));
+    this.stepParts = { slider, back, on, shown, stored, follow };
+  }
+
+  drawSteps(run) {
+    const { slider, back, on, shown, stored, follow } = this.stepParts;
+    const steps = run.steps, at = nearest(steps, this.step);
+    this.parts.steps.hidden = this.state.tab !== "rows";
+    slider.max = Math.max(0, steps.length - 1);
+    slider.value = Math.max(0, at);
+    slider.disabled = steps.length < 2;
+    slider.setAttribute("aria-valuetext", at < 0 ? "no step" : `step ${steps[at]}`);
+    back.disabled = at <= 0;
+    on.disabled = at >= steps.length - 1;
+    shown.textContent = at < 0 ? "–" : String(steps[at]);
+    stored.textContent = steps.length ? `${plural(steps.length, "step")} stored` : "No completions are stored yet.";
+    follow.checked = this.state.follow;
   }
 
   controls(run) {
@@ -352,14 +386,14 @@ class PanelView {
     const running = status === "running" || status === "paused";
     const send = (command, more = {}) => this.command({ command, ...more });
     const button = (label, hint, command) => el("button", { type: "button", "data-key": command, title: hint, onclick: () => send(command) }, label);
-    const box = el("div", { class: "rl-controls", role: "group", "aria-label": "Controls" });
+    const box = el("div", { class: "rl-line rl-controls", role: "group", "aria-label": "Controls" });
     if (running) {
       box.append(
         status === "paused" ? button("Resume", "Go on with the next step", "resume") : button("Pause", "Wait after this step", "pause"),
         button("Stop", "Stop after this step; everything is saved", "stop"), button("Save", "Save a checkpoint after this step", "save"));
       for (const [name, value] of Object.entries(run.numbers ?? {})) box.append(this.numberField(name, value));
     }
-    box.append(el("button", { type: "button", "data-key": "export", title: "Write the script of this notebook", onclick: () => this.export(null) }, "Export"));
+    box.append(el("span", { class: "rl-fill" }), el("button", { type: "button", "data-key": "export", title: "Write the script of this notebook", onclick: () => this.export(null) }, "Export"));
     return box;
   }
 
@@ -377,7 +411,9 @@ class PanelView {
     const told = request.command === "set" ? `${request.name} = ${request.value}` : request.command;
     this.tell(`${told}: sent …`);
     const answer = await this.ask({ kind: "command", run: this.state.run, ...request }, { slot: `command ${told}` });
-    if (answer) this.tell(`${told}: sent; the run takes it between two steps.`);
+    if (!answer) return;
+    this.sent = typeof answer.number === "number" ? { told, number: answer.number, run: this.state.run } : null;
+    this.tell(`${told}: sent; the run takes it between two steps.`);
   }
 
   async export(path) {
@@ -403,7 +439,7 @@ class PanelView {
     if (this.state.tab !== "rows") return;
     let soon;
     this.search = el("input", {
-      type: "search", placeholder: "Search prompts and completions  ( / )", "aria-label": "Search in prompts and completions", value: this.state.text, "data-key": "search",
+      type: "search", placeholder: "Search the texts  ( / )", "aria-label": "Search in prompts and completions", value: this.state.text, "data-key": "search",
       oninput: () => { clearTimeout(soon); soon = setTimeout(() => this.change({ text: this.search.value, page: 0 }), 150); },
     });
     this.chips = el("span", { class: "rl-chips" });
@@ -492,28 +528,29 @@ class PanelView {
     };
     const head = el("tr", {}, columns.map((column) => el("th", {
       scope: "col", class: `rl-${column.kind}`, "aria-sort": state.sort === column.name ? (state.descending ? "descending" : "ascending") : "none",
-    }, el("button", { type: "button", "data-key": `sort-${column.name}`, title: column.hint || null, onclick: () => order(column) }, shortName(column.name),
-      el("span", { class: "rl-arrow", "aria-hidden": true }, state.sort === column.name ? (state.descending ? "▼" : "▲") : "")))));
+    }, el("button", { type: "button", "data-key": `sort-${column.name}`, title: column.hint || null, onclick: () => order(column) },
+      el("span", { class: "rl-arrow", "aria-hidden": true }, state.sort === column.name ? (state.descending ? "▼" : "▲") : ""), shortName(column.name)))));
+    const place = new Map(table.columns.map((column, index) => [column.name, index]));
     const chosen = state.chosen;
     const isChosen = (row) => chosen && chosen.run === table.run && chosen.step === table.step && chosen.row === row.row;
     const entry = table.rows.find(isChosen) ?? table.rows[0];
     const body = table.rows.map((row) => el("tr", {
       "data-key": `row-${row.row}`, "data-row": row.row, tabindex: row === entry ? 0 : -1, "aria-selected": Boolean(isChosen(row)),
       onclick: () => this.choose(row.row),
-    }, columns.map((column) => this.cell(column, row.cells[column.index], decimals.get(column.name), top))));
+    }, columns.map((column) => this.cell(column, row.cells[column.index], decimals.get(column.name), top, (name) => row.cells[place.get(name)]))));
     const scroller = main.querySelector(".rl-scroll") ?? el("div", { class: "rl-scroll" });
-    const place = [scroller.scrollLeft, scroller.scrollTop];
+    const scrolled = [scroller.scrollLeft, scroller.scrollTop];
     scroller.replaceChildren(el("table", { role: "grid", "aria-label": `Completions of step ${table.step}`, "aria-rowcount": table.found },
       el("thead", {}, head), el("tbody", {}, body)),
       table.rows.length ? "" : el("p", { class: "rl-dim rl-empty" }, table.total ? "No completion meets the filter." : "This step has no completions."));
     main.replaceChildren(table.said ? el("p", { class: "rl-note" }, table.said) : "", scroller);
-    [scroller.scrollLeft, scroller.scrollTop] = place;
+    [scroller.scrollLeft, scroller.scrollTop] = scrolled;
     this.refocus(main, focus);
     this.drawChips();
     this.drawPager();
   }
 
-  cell(column, value, decimals, top) {
+  cell(column, value, decimals, top, other) {
     if (column.name === "completion" || column.name === "prompt" || column.kind === "text") {
       const cut = typeof value === "object" && value !== null;
       return el("td", { class: `rl-text rl-c-${column.name.replace(/\W/g, "_")}` }, el("span", { class: "rl-clip" }, value === null ? el("span", { class: "rl-dim" }, "–") : visible(cut ? value.text : String(value))),
@@ -524,7 +561,11 @@ class PanelView {
     if (column.name === "advantage" && typeof value === "number") attributes.style = { "background-color": shade(value / top, 0.32) };
     if (column.name === "truncated") return el("td", attributes, value ? el("span", { title: "cut off by the length limit" }, "✂ cut") : el("span", { class: "rl-dim" }, "–"));
     if (column.name === "clipped" && typeof value === "number") return el("td", attributes, value > 0 ? "▲ high" : value < 0 ? "▼ low" : el("span", { class: "rl-dim" }, "–"));
-    return el("td", attributes, say(value, typeof value === "number" && column.kind === "number" ? decimals : null));
+    const marks = {
+      length: other("truncated") === true ? el("span", { class: "rl-flag", title: "The length limit cut the completion off", "aria-label": "cut off" }, "✂") : el("span", { class: "rl-flag" }),
+      ratio: el("span", { class: "rl-flag", title: other("clipped") ? "clipped" : null, "aria-label": other("clipped") > 0 ? "clipped above" : other("clipped") < 0 ? "clipped below" : null }, other("clipped") > 0 ? "▲" : other("clipped") < 0 ? "▼" : ""),
+    };
+    return el("td", attributes, say(value, typeof value === "number" && column.kind === "number" ? decimals : null), marks[column.name]);
   }
 
   drawPager() {
@@ -558,6 +599,7 @@ class PanelView {
       line.setAttribute("aria-selected", is);
       if (this.state.tab === "rows") line.tabIndex = is ? 0 : -1;
     }
+    for (const answer of this.parts.main.querySelectorAll("[data-answer]")) answer.setAttribute("aria-pressed", answer.dataset.answer === `${run} ${step} ${row}`);
     this.loadDetail();
   }
 
@@ -612,7 +654,7 @@ class PanelView {
     if (lens.page === lens.pages - 1) text.append(lens.truncated ? el("span", { class: "rl-cut", title: "The length limit cut the completion off here" }, "✂ cut off") : "");
     this.drawDetail(this.detailHead(facts), picker, quantity ? this.legend(quantity, lens) : el("p", { class: "rl-note" }, "The step stored no numbers per token."),
       lens.said ? el("p", { class: "rl-note" }, lens.said) : "", text, readout, this.lensPager(lens));
-    this.read(readout, 0, false);
+    if (lens.tokens.length) readout.append(el("span", { class: "rl-dim" }, "Point at a token, or walk through them with the arrow keys, for its numbers."));
   }
 
   token(token, index, quantity, readout) {
@@ -635,7 +677,7 @@ class PanelView {
       onmouseenter: () => this.read(readout, index, false), onfocus: () => this.read(readout, index, true),
       onclick: (event) => event.currentTarget.focus(),
     }, said === "" ? el("span", { class: "rl-sign" }, "∅") : visible(said, { spaces: true }), typeof token === "object" ? el("span", { class: "rl-more" }, `… ${count(token.length)}`) : "",
-      this.state.figures ? el("span", { class: "rl-figure" }, masked ? "masked" : quantity?.signed ? signed(value, typeof value === "number" ? 2 : null) : say(value, typeof value === "number" ? 2 : null)) : "");
+      this.state.figures ? el("span", { class: "rl-figure" }, masked ? "masked" : quantity ? figure(quantity, value) : "") : "");
     return said.includes("\n") ? [node, document.createElement("br")] : [node];
   }
 
@@ -655,7 +697,7 @@ class PanelView {
     readout.replaceChildren(
       el("span", { class: "rl-read-token" }, `${at + 1} / ${lens.length} `, el("code", {}, visible(said, { spaces: true })), id,
         lens.mask && !lens.mask[index] ? " · masked" : "", !lens.truncated && at === lens.length - 1 ? " · end" : ""),
-      ...lens.quantities.filter((one) => one.values).map((one) => el("span", { class: "rl-fact" }, `${one.name} `, el("b", {}, one.signed ? signed(one.values[index]) : say(one.values[index])))));
+      ...lens.quantities.filter((one) => one.values).map((one) => el("span", { class: "rl-fact" }, `${one.name} `, el("b", {}, figure(one, one.values[index])))));
   }
 
   legend(quantity, lens) {
@@ -668,8 +710,8 @@ class PanelView {
       ? el("span", { class: "rl-fact" }, "ratio of the row ", el("b", {}, say(row.ratio)), row.clipped > 0 ? ` ▲ clipped above 1 + ε` : row.clipped < 0 ? ` ▼ clipped below 1 ${MINUS} ε` : " not clipped", typeof row.epsilon === "number" ? ` (ε = ${say(row.epsilon)})` : "")
       : "";
     return el("div", { class: "rl-line rl-legend" },
-      el("span", { class: "rl-scale" }, quantity.signed ? say(typeof scale === "number" ? -scale : scale) : "0", bar, say(scale)),
-      el("span", { class: "rl-dim" }, `${quantity.label}, ${quantity.unit}`), el("span", { class: "rl-fact" }, "sum ", el("b", {}, quantity.signed ? signed(quantity.sum) : say(quantity.sum))), clip);
+      el("span", { class: "rl-scale" }, quantity.signed ? figure(quantity, typeof scale === "number" ? -scale : scale) : "0", bar, figure(quantity, scale)),
+      el("span", { class: "rl-dim" }, `${quantity.label}, ${quantity.unit}`), el("span", { class: "rl-fact" }, "sum ", el("b", {}, figure(quantity, quantity.sum))), clip);
   }
 
   lensPager(lens) {
@@ -691,18 +733,23 @@ class PanelView {
     const canPin = group.row_id !== null && (!this.source.kinds || this.source.kinds.has("pin"));
     const penalty = group.beta !== null;
     const n = group.rows.length;
+    const all = decimalsOf(group.rows.flatMap((row) => [row.r, row.advantage, row.mean]));
+    const fixed = (value) => say(value, typeof value === "number" ? all : null);
+    const term = (value, first) => (typeof value === "number" && value < 0 && !first ? `(${fixed(value)})` : fixed(value));
+    const sum = (row) => (row.others ? `(${row.others.map((value, i) => term(value, i === 0)).join(" + ")}) / ${row.count}` : `(${fixed(row.total)} ${MINUS} ${term(row.r)}) / ${row.count}`);
+    const partDecimals = group.parts.map((_, index) => decimalsOf(group.rows.map((row) => row.parts[index])));
     const columns = ["row", "completion", ...group.parts, ...(penalty ? ["R", `β·KL`] : []), penalty ? "r = R − β·KL" : "r", "mean of the others", "A = r − mean", "stored A"];
-    const number = (value, extra = "") => el("td", { class: `rl-number ${typeof value === "string" ? "rl-odd" : ""} ${extra}` }, say(value));
+    const number = (value, decimals = null) => el("td", { class: `rl-number ${typeof value === "string" ? "rl-odd" : ""}` }, say(value, typeof value === "number" ? decimals : null));
     const lines = group.rows.map((row) => {
       const chosen = this.state.chosen?.row === row.row;
       return el("tr", { "data-key": `member-${row.row}`, tabindex: chosen ? 0 : -1, "data-row": row.row, "data-member": true, "aria-selected": chosen, onclick: () => this.choose(row.row, { run: group.run, step: group.step }) },
         number(row.row), el("td", { class: "rl-text" }, el("span", { class: "rl-clip rl-three" }, visible(typeof row.completion === "object" ? row.completion.text : row.completion)), typeof row.completion === "object" && el("span", { class: "rl-more" }, `… ${count(row.completion.length)} characters`), row.truncated === true && el("span", { class: "rl-more", title: "cut off by the length limit" }, " ✂")),
-        row.parts.map((value) => number(value)),
-        penalty && [number(row.reward), number(typeof row.kl === "number" ? group.beta * row.kl : row.kl)],
-        number(row.r),
-        row.scored ? el("td", { class: "rl-sum" }, row.others ? [el("span", { class: "rl-dim" }, row.others, " = "), say(row.mean)] : el("span", { class: "rl-dim" }, "no other")) : el("td", { class: "rl-sum rl-dim" }, "no reward: left out of every mean"),
-        el("td", { class: "rl-number" }, row.scored && row.others ? [el("span", { class: "rl-dim" }, `${say(row.r)} ${MINUS} ${typeof row.mean === "number" && row.mean < 0 ? `(${say(row.mean)})` : say(row.mean)} = `), el("b", {}, say(row.advantage))] : say(row.advantage)),
-        row.stored === null ? el("td", { class: "rl-number rl-dim" }, "–") : el("td", { class: `rl-number ${row.agrees ? "" : "rl-differs"}` }, el("span", { "aria-label": row.agrees ? "agrees" : "differs" }, row.agrees ? "✓ " : "≠ "), say(row.stored)));
+        row.parts.map((value, index) => number(value, partDecimals[index])),
+        penalty && [number(row.reward, all), number(typeof row.kl === "number" ? group.beta * row.kl : row.kl, all)],
+        number(row.r, all),
+        row.scored ? el("td", { class: "rl-sum" }, row.count ? [el("span", { class: "rl-dim rl-whole-line" }, sum(row)), " ", el("span", { class: "rl-whole-line" }, el("span", { class: "rl-dim" }, "= "), fixed(row.mean))] : el("span", { class: "rl-dim" }, "no other")) : el("td", { class: "rl-sum rl-dim" }, "no reward: left out of every mean"),
+        el("td", { class: "rl-sum" }, row.scored && row.count ? [el("span", { class: "rl-dim rl-whole-line" }, `${fixed(row.r)} ${MINUS} ${term(row.mean)}`), " ", el("span", { class: "rl-whole-line" }, el("span", { class: "rl-dim" }, "= "), el("b", {}, fixed(row.advantage)))] : fixed(row.advantage)),
+        row.stored === null ? el("td", { class: "rl-number rl-dim" }, "–") : el("td", { class: `rl-number ${row.agrees ? "" : "rl-differs"}` }, el("span", { "aria-label": row.agrees ? "agrees" : "differs" }, row.agrees ? "✓ " : "≠ "), fixed(row.stored)));
     });
     this.drawDetail(this.detailHead([el("span", { class: "rl-fact" }, `group ${say(group.group)} · ${plural(group.total, "completion")}`)]),
       el("div", { class: "rl-prompt" }, el("span", { class: "rl-label" }, "prompt "), visible(typeof group.prompt === "object" ? `${group.prompt.text}` : group.prompt, { lines: true }), typeof group.prompt === "object" && el("span", { class: "rl-more" }, `… ${count(group.prompt.length)} characters`)),
@@ -753,7 +800,7 @@ class PanelView {
     const name = (side) => `${this.overview.runs.length > 1 ? `${spoken(this.overview.runs[side.run]?.name, 30)}, ` : ""}step ${side.step ?? "–"}`;
     const blocks = found.prompts.map((one) => el("div", { class: "rl-pair" },
       el("div", { class: "rl-prompt" }, el("span", { class: "rl-label" }, "prompt "), visible(typeof one.prompt === "object" ? one.prompt.text : one.prompt, { lines: true }),
-        el("span", { class: "rl-change", style: { "background-color": typeof one.change === "number" ? shade(one.change, 0.5) : "" } }, `${say(one.left.mean)} → ${say(one.right.mean)}  (${signed(one.change)})`)),
+        el("span", { class: "rl-change", style: { "background-color": typeof one.change === "number" ? shade(one.change, 0.5) : "" } }, `mean reward ${say(one.left.mean, 3)} → ${say(one.right.mean, 3)}  (${signed(one.change, 3)})`)),
       el("div", { class: "rl-two" }, this.answers(one.left, a.run, a.step), this.answers(one.right, b.run, b.step))));
     const focus = this.focused(this.parts.main);
     this.parts.main.replaceChildren(
@@ -768,8 +815,10 @@ class PanelView {
   }
 
   answers(side, run, step) {
-    return el("div", { class: "rl-answers" }, side.rows.map((row) => el("button", { type: "button", class: "rl-answer", "data-key": `answer-${run}-${step}-${row.row}`, onclick: () => this.choose(row.row, { run, step }) },
-      el("span", { class: "rl-reward" }, say(row.reward)), el("span", { class: "rl-clip rl-three" }, visible(typeof row.completion === "object" ? row.completion.text : row.completion)),
+    const decimals = decimalsOf(side.rows.map((row) => row.reward));
+    const chosen = (row) => this.state.chosen?.by && this.state.chosen.run === run && this.state.chosen.step === step && this.state.chosen.row === row;
+    return el("div", { class: "rl-answers" }, side.rows.map((row) => el("button", { type: "button", class: "rl-answer", "aria-pressed": Boolean(chosen(row.row)), "data-answer": `${run} ${step} ${row.row}`, "data-key": `answer-${run}-${step}-${row.row}`, onclick: () => this.choose(row.row, { run, step }) },
+      el("span", { class: "rl-reward" }, say(row.reward, typeof row.reward === "number" ? decimals : null)), el("span", { class: "rl-clip rl-three" }, visible(typeof row.completion === "object" ? row.completion.text : row.completion)),
       typeof row.completion === "object" && el("span", { class: "rl-more" }, `… ${count(row.completion.length)} characters`), row.truncated === true && el("span", { class: "rl-more" }, " ✂"))),
       side.total > side.rows.length && el("p", { class: "rl-dim" }, `and ${count(side.total - side.rows.length)} more`));
   }
@@ -794,7 +843,7 @@ class PanelView {
         el("button", { type: "button", "data-key": `unpin-${pin.run}-${pin.row_id}`, onclick: () => { this.change({ pins: this.state.pins.filter((one) => one !== pin) }); } }, "unpin")),
       answer.steps.length ? "" : el("p", { class: "rl-note" }, `Not among the ${plural(answer.looked, "newest step")} that are stored.`),
       answer.steps.map((one) => el("div", { class: "rl-at" },
-        el("div", { class: "rl-when" }, `step ${one.step}`, el("span", { class: "rl-meter", "aria-hidden": true }, el("span", { style: { width: width(one.mean) } })), el("span", { class: "rl-dim" }, `mean ${say(one.mean)}`)),
+        el("div", { class: "rl-when" }, `step ${one.step}`, el("span", { class: "rl-meter", "aria-hidden": true }, el("span", { style: { width: width(one.mean) } })), el("span", { class: "rl-dim" }, `mean ${say(one.mean, 3)}`)),
         this.answers(one, answer.run, one.step))),
       answer.older !== null ? el("button", { type: "button", "data-key": `older-${pin.run}-${pin.row_id}`, onclick: (event) => this.older(event.target, pin, answer.older) }, "older steps") : "");
   }
@@ -880,7 +929,14 @@ function nearest(steps, wanted) {
   return best;
 }
 
-const shortName = (name) => spoken(name.replace(/^rewards\//, "").replace("group_id", "group").replace("truncated", "cut"), 28);
+/** A value of a quantity, with decimals that suit its scale. */
+function figure(quantity, value) {
+  const digits = typeof quantity.scale === "number" && quantity.scale > 0 ? Math.min(7, Math.max(2, 2 - Math.floor(Math.log10(quantity.scale)))) : 3;
+  const decimals = typeof value === "number" ? digits : null;
+  return quantity.signed ? signed(value, decimals) : say(value, decimals);
+}
+
+const shortName = (name) => spoken(name.replace(/^rewards\//, "").replace("group_id", "group").replace("truncated", "cut off").replace(/^kl$/, "KL"), 28);
 
 /** Blue for positive, orange for negative, in strength: told apart with every common kind of colour vision. */
 function shade(share, most) {

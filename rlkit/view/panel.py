@@ -31,7 +31,7 @@ class Panel(anywidget.AnyWidget):
     Args:
         readers: the runs (`rlkit.run.reader.RunReader`), the first one shown first.
         controls: show pause, stop, save and the declared numbers of runs that are live.
-        send: how a command reaches a run: (path, command, name=None, value=None); by default
+        send: how a command reaches a run: (path, command, name=, value=, by=) -> its number; by default
             `rlkit.run.controls.send`.
 
     Attributes:
@@ -106,11 +106,9 @@ class Panel(anywidget.AnyWidget):
             from rlkit.run.controls import send
         _, reader = data.pick(self.readers, request)
         command = request.get("command")
-        if command == "set":
-            send(reader.path, "set", name=request.get("name"), value=request.get("value"))
-        else:
-            send(reader.path, command)
-        return {"kind": "command", "command": command}
+        name, value = (request.get("name"), request.get("value")) if command == "set" else (None, None)
+        number = send(reader.path, command, name=name, value=value, by="the view")
+        return {"kind": "command", "command": command, "number": number}
 
     def _try(self, request: dict[str, Any]) -> dict[str, Any]:
         return self._guarded(lambda: data.answer(self.readers, request))
