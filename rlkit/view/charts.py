@@ -51,6 +51,7 @@ class Charts:
         self.draw()
         if live:
             self.figure = go.FigureWidget(self.figure)
+            self.figure._config = self.figure._config | {"responsive": True, "displaylogo": False}  # as wide as the cell
             self._traces = dict(zip(self._traces, self.figure.data, strict=True))
 
     def draw(self) -> bool:
