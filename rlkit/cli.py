@@ -3,6 +3,8 @@
 import argparse
 from collections.abc import Sequence
 
+from rlkit.view import command
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
@@ -23,7 +25,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     demo.add_argument("--seed", type=_seed, default=0, help="seed of data order and sampling (0)")
     demo.add_argument("--out", default="runs", help="folder for the runs (runs)")
     _add_export(commands)
+    command.add_arguments(commands)
     arguments = parser.parse_args(argv)
+    if arguments.command in ("view", "report"):
+        return command.run_command(arguments)
     if arguments.command == "export":
         return _export(arguments)
 
