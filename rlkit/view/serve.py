@@ -28,7 +28,7 @@ from typing import Any
 from rlkit.run.reader import RunReader
 
 KERNEL = TEMPLATE = "rlkit-view"
-WIDGETS = ["@jupyter-widgets/jupyterlab-manager", "anywidget"]
+WIDGETS = ["@voila-dashboards/widgets-manager8", "@jupyter-widgets/jupyterlab-manager", "anywidget"]  # no other extension
 # Voila's page without the icon fonts that it would fetch from another machine.
 PAGE = """{% extends 'lab/index.html.j2' %}
 {% block notebook_css %}{{ super() | replace("https://cdn.jsdelivr.net/", "data:text/css,/") }}{% endblock %}
