@@ -13,7 +13,7 @@ import json
 import os
 import platform
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -117,9 +117,13 @@ class Lines:
     """
 
     TAIL = 256  # bytes before the offset that must still be there, else the file is another one
+    BLOCK = 4 * 2**20  # bytes that are parsed at a time, so that a long file is never in memory as objects
 
     def __init__(self, file: Path) -> None:
         self.file = file
+        self._begin()
+
+    def _begin(self) -> None:
         self._offset, self._tail, self._torn, self._broken = 0, b"", False, 0
 
     @property
@@ -129,32 +133,47 @@ class Lines:
         torn = f"{self.file.name}: the last line is not whole and was left out."
         return [broken] * (self._broken > 0) + [torn] * self._torn
 
-    def read(self) -> tuple[list[Any], bool]:
-        """The objects of the new whole lines, and whether they begin anew because the file was replaced."""
+    def read(self) -> Iterator[tuple[list[Any], bool]]:
+        """Yield the objects of the new whole lines, block by block, and whether they begin anew: a resumed run replaces
+        the file by one without the lines after its checkpoint.
+        """
         try:
-            with open(self.file, "rb") as handle:
-                handle.seek(self._offset - len(self._tail))
-                if not self._offset or handle.read(len(self._tail)) == self._tail:
-                    return self._parse(handle.read()), False
-                handle.seek(0)
-                self._offset, self._tail, self._broken = 0, b"", 0
-                return self._parse(handle.read()), True
+            handle = open(self.file, "rb")
         except FileNotFoundError:
-            anew, self._offset, self._tail, self._torn, self._broken = self._offset > 0, 0, b"", False, 0
-            return [], anew
+            if self._offset:
+                self._begin()
+                yield [], True
+            return
+        with handle:
+            handle.seek(self._offset - len(self._tail))
+            anew = handle.read(len(self._tail)) != self._tail
+            if anew:
+                self._begin()
+                handle.seek(0)
+            self._torn = False
+            while not self._torn and (data := handle.read(self.BLOCK)):
+                data += handle.readline() if len(data) == self.BLOCK else b""
+                yield self._parse(data), anew
+                anew = False
+            if anew:
+                yield [], True
 
     def _parse(self, data: bytes) -> list[Any]:
         end = data.rfind(b"\n") + 1
         self._torn = end < len(data)
         self._offset += end
         self._tail = (self._tail + data[:end])[-self.TAIL :]
+        lines = [line for line in data[:end].split(b"\n") if line.strip()]
+        with contextlib.suppress(ValueError, RecursionError):
+            found = json.loads(b"[" + b",".join(lines) + b"]")
+            if len(found) == len(lines):
+                return found
         found = []
-        for line in data[:end].split(b"\n"):
-            if line.strip():
-                try:
-                    found.append(json.loads(line))
-                except ValueError:
-                    self._broken += 1
+        for line in lines:
+            try:
+                found.append(json.loads(line))
+            except (ValueError, RecursionError):
+                self._broken += 1
         return found
 
 

@@ -9,12 +9,15 @@ Left out: watching the folder through the operating system; asking the sizes of 
 on network file systems too.
 """
 
+import contextlib
 import math
 import os
 import threading
 from array import array
 from collections.abc import Sequence
+from itertools import groupby
 from pathlib import Path
+from types import NoneType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -197,28 +200,28 @@ class _Table:
         return self._lines.notes + [strange] * (self._strange > 0)
 
     def refresh(self) -> bool:
-        lines, anew = self._lines.read()
-        if anew:  # the file was replaced: a resumed run cuts what comes after its checkpoint
-            self.columns, self._strange = {"step": array("d")}, 0
-        for line in lines:
-            self._add(line)
-        return bool(lines) or anew
+        news = False
+        for lines, anew in self._lines.read():
+            if anew:
+                self.columns, self._strange = {"step": array("d")}, 0
+            known = [_flat(line) for line in lines if isinstance(line, dict) and _is_number(line.get("step"))]
+            self._strange += len(lines) - len(known)
+            for names, rows in groupby(known, key=tuple):  # column by column: lines of a run have the same names
+                self._extend(names, list(rows))
+            news = news or anew or bool(lines)
+        return news
 
-    def _add(self, line: Any) -> None:
-        if not isinstance(line, dict) or not _is_number(line.get("step")):
-            self._strange += 1
-            return
-        rows = len(self.columns["step"])
-        flat = dict(_flat(line))
-        for name, value in flat.items():
-            column = self.columns.get(name)
-            if column is None:
-                column = self.columns[name] = array("d", [ABSENT]) * rows
-            column.append(value)
-        if len(flat) < len(self.columns):
-            for column in self.columns.values():
-                if len(column) == rows:
-                    column.append(ABSENT)
+    def _extend(self, names: tuple[str, ...], rows: list[dict[str, Any]]) -> None:
+        before = len(self.columns["step"])
+        for name, values in zip(names, zip(*(row.values() for row in rows), strict=True), strict=True):
+            numbers = _numbers(values)
+            if numbers is None:
+                continue
+            if name not in self.columns:
+                self.columns[name] = array("d", [ABSENT]) * before
+            self.columns[name].extend(numbers)
+        for column in self.columns.values():
+            column.extend([ABSENT] * (before + len(rows) - len(column)))
 
     def frame(self) -> "pd.DataFrame":
         import pandas as pd
@@ -228,16 +231,34 @@ class _Table:
         return found.astype({"step": np.int64})
 
 
-def _flat(line: dict[str, Any], prefix: str = "") -> list[tuple[str, float]]:
-    """The numbers of a line; those of an object in it by `<name of the object>/<name>`."""
-    found: list[tuple[str, float]] = []
+def _flat(line: dict[str, Any]) -> dict[str, Any]:
+    """A line without objects in it: their values by `<name of the object>/<name>`."""
+    if dict not in map(type, line.values()):
+        return line
+    flat: dict[str, Any] = {}
     for name, value in line.items():
-        if isinstance(value, dict):
-            found += _flat(value, f"{prefix}{name}/")
-        elif value is None or _is_number(value):
-            known = value is not None and math.isfinite(value)
-            found.append((prefix + name, float(value) if known else math.nan))
-    return found
+        flat |= (
+            {f"{name}/{key}": cell for key, cell in _flat(value).items()} if isinstance(value, dict) else {name: value}
+        )
+    return flat
+
+
+def _numbers(values: Sequence[Any]) -> "array[float] | None":
+    """A column as numbers, NaN for what is none; None if there is no number in it at all, nor a gap for one."""
+    kinds = set(map(type, values))
+    if not kinds & {int, float, bool, NoneType}:
+        return None
+    if NoneType not in kinds and kinds <= {int, float, bool}:
+        with contextlib.suppress(OverflowError):
+            return array("d", values)
+    return array("d", map(_number, values))
+
+
+def _number(value: Any) -> float:
+    try:
+        return float(value) if _is_number(value) else math.nan
+    except OverflowError:  # a whole number of hundreds of digits
+        return math.inf if value > 0 else -math.inf
 
 
 def _is_number(value: Any) -> bool:

@@ -12,10 +12,11 @@ the first rows of a step are sent, the run's folder has all of them.
 import importlib.util
 import os
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from rlkit import collectives
 from rlkit.run.folder import read_json, write_json
@@ -29,7 +30,7 @@ TABLE_ROWS = 64
 PROJECT = "rlkit"
 
 
-class Sink(Protocol):
+class Sink(ABC):
     """An open run of a tracker.
 
     Attributes:
@@ -38,20 +39,20 @@ class Sink(Protocol):
 
     id: str
 
+    @abstractmethod
     def log(self, step: int, values: Mapping[str, Any]) -> None:
         """Send the numbers of a step."""
-        ...
 
+    @abstractmethod
     def table(self, frame: "pd.DataFrame") -> Any:
         """A table in the tracker's form, as one of the values to log."""
-        ...
 
+    @abstractmethod
     def close(self) -> None:
         """Send what is left, and say that the run has ended."""
-        ...
 
 
-class Wandb:
+class Wandb(Sink):
     """A run of Weights & Biases. One that the user has opened with `wandb.init` is used, and stays open."""
 
     def __init__(self, folder: Path, project: str | None, name: str, config: Mapping[str, Any], known: str | None):
@@ -82,7 +83,7 @@ class Wandb:
             self._run.finish()
 
 
-class Trackio:
+class Trackio(Sink):
     """A run of trackio, in its local folder unless the environment names a space or a server."""
 
     def __init__(self, folder: Path, project: str | None, name: str, config: Mapping[str, Any], known: str | None):

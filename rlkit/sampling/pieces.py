@@ -7,6 +7,7 @@ leading space (sentencepiece) or gives U+FFFD for a part of a character. Each to
 Left out: the text of a character that several tokens make up together; the completion's own text has it.
 """
 
+import re
 from functools import lru_cache
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -17,6 +18,7 @@ from torch import Tensor
 
 _known: "WeakKeyDictionary[Any, dict[int, str]]" = WeakKeyDictionary()
 SPACES = ("Ġ", "▁")
+BYTE = re.compile("<0x[0-9A-F]{2}>")  # how sentencepiece writes a byte
 
 
 def pieces_of(tokenizer: Any, token_ids: Int[Tensor, " n"]) -> dict[int, str]:
@@ -40,28 +42,22 @@ def _piece(tokenizer: Any, token: int) -> str:
     if raw is None:  # an id beyond the vocabulary: models have more rows than tokenizers have tokens
         return f"<{token}>"
     if isinstance(raw, bytes):  # tokenizers of tiktoken's kind
-        return raw.decode("utf-8") if _is_text(raw) else _as_hex(raw)
+        return _visible(raw)
     if token in tokenizer.all_special_ids:
         return raw
     text = tokenizer.decode([token], skip_special_tokens=False, clean_up_tokenization_spaces=False)
     if "\ufffd" in text and "\ufffd" not in raw:
-        found = _bytes_of(raw)
-        return raw if found is None else _as_hex(found)
+        found = None if BYTE.fullmatch(raw) else _bytes_of(raw)
+        return raw if found is None else _visible(found)
     if raw.startswith(SPACES) and not text.startswith(" ") and raw not in SPACES:
         return " " + text
     return text or raw.replace("▁", " ")
 
 
-def _is_text(data: bytes) -> bool:
-    try:
-        data.decode("utf-8")
-    except UnicodeDecodeError:
-        return False
-    return True
-
-
-def _as_hex(data: bytes) -> str:
-    return "".join(f"<0x{byte:02X}>" for byte in data)
+def _visible(data: bytes) -> str:
+    """Bytes as text; those that are no text by themselves as numbers."""
+    text = data.decode("utf-8", "surrogateescape")
+    return "".join(f"<0x{ord(letter) - 0xDC00:02X}>" if "\udc80" <= letter <= "\udcff" else letter for letter in text)
 
 
 def _bytes_of(raw: str) -> bytes | None:
