@@ -67,7 +67,7 @@ class Dashboard:
         self._waiting = [run if isinstance(run, Run) else None for run in runs]
         self._histories = [None if isinstance(run, Run) else History(_reader(run)) for run in runs]
         self._key = tuple(_name_of(run) for run in runs)
-        self._front: FrontEnd = front_end() if live is None else "live" if live else "static"
+        self._front: FrontEnd = front_end() if live is None else "live" if live and not missing() else "static"
         self._lock = threading.RLock()
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
