@@ -20,7 +20,7 @@ from rlkit.prompts import PromptLoader, make_batch
 from rlkit.reference import update_reference
 from rlkit.rewards import score
 from rlkit.rollout import PromptBatch, Rollout, SamplingParams, Scores, Update
-from rlkit.run import Run
+from rlkit.run import Run, RunReader
 from rlkit.sampling import TransformersEngine, sample
 from rlkit.step import loss_step
 from rlkit.view import Dashboard
@@ -43,6 +43,7 @@ __all__ = [
     "PromptLoader",
     "Rollout",
     "Run",
+    "RunReader",
     "SamplingParams",
     "Scores",
     "TransformersEngine",

@@ -42,7 +42,7 @@ def rows(
     texts: list[str] | None = None,
     seed: int | None = None,
 ) -> list[dict[str, Any]]:
-    """The completions of one step, as the run folder holds them: prompt-major, leave-one-out with the KL in the reward."""
+    """The completions of one step, as the run folder holds them: leave-one-out with the KL in the reward."""
     draw = np.random.default_rng(step if seed is None else seed)
     found: list[dict[str, Any]] = []
     for p, prompt in enumerate(prompts):
@@ -103,24 +103,15 @@ def write_rollout(folder: Path, step: int, table: list[dict[str, Any]]) -> None:
         "logp": pa.float32(), "old_logp": pa.float32(), "ref_logp": pa.float32(), "new_logp": pa.float32(),
         "entropy": pa.float32(), "loss_mask": pa.bool_(),
     }  # fmt: skip
-    plain = {
-        "reward": pa.float32(),
-        "advantage": pa.float32(),
-        "kl": pa.float32(),
-        "ratio": pa.float32(),
-        "clipped": pa.int8(),
-    }
+    plain = dict.fromkeys(("reward", "advantage", "kl", "ratio"), pa.float32()) | {"clipped": pa.int8()}
     columns = {}
     for name in dict.fromkeys(name for row in table for name in row):
         values = [row.get(name) for row in table]
-        kind = (
-            pa.list_(lists[name])
-            if name in lists
-            else plain.get(name, pa.float32() if name.startswith("rewards/") else None)
-        )
-        columns[name] = pa.array(
-            [None if value is None else list(value) if name in lists else value for value in values], kind
-        )
+        if name in lists:
+            values = [None if value is None else list(value) for value in values]
+            columns[name] = pa.array(values, pa.list_(lists[name]))
+        else:
+            columns[name] = pa.array(values, pa.float32() if name.startswith("rewards/") else plain.get(name))
     (folder / "rollouts").mkdir(parents=True, exist_ok=True)
     file = folder / "rollouts" / f"step-{step:08d}.parquet"
     pq.write_table(pa.table(columns), file.with_suffix(".partial"))
@@ -168,7 +159,7 @@ def add_step(folder: Path, step: int, **options: Any) -> None:
 
 
 def hostile_rows(step: int) -> list[dict[str, Any]]:
-    """One step whose completions are the hostile texts, and whose numbers are NaN, infinite and missing here and there."""
+    """One step whose completions are the hostile texts; some numbers are NaN, infinite or missing."""
     table = rows(step, prompts=["<b>bold?</b> $x$ "] * 3, num_generations=4, texts=list(HOSTILE.values()))
     table[0]["reward"], table[1]["kl"], table[2]["ratio"], table[3]["advantage"] = np.nan, np.inf, -np.inf, None
     table[1]["reward"] = None

@@ -8,25 +8,22 @@ explains every row of the group is named. If none does, that is said too: no sum
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from rlkit.view.frames import Reader
 from rlkit.view.values import number
 
-if TYPE_CHECKING:
-    pass
-
 TOLERANCE = 2e-4
 """Stored advantages are float32 of sums of float32; a difference below this share of the numbers' size is rounding."""
-SPELLED_OUT = 8
+SPELLED_OUT = 4
 """Up to so many peers are listed one by one; beyond, the mean is written as (sum - own) / count."""
 
 
 @dataclass(frozen=True)
 class Group:
-    """The numbers of a group, (n,) each: `reward` and `stored` NaN where there is none, `kl` None if nobody logged it."""
+    """The numbers of a group, (n,) each, NaN where a row has none; `kl` and `stored` are None where no row has one."""
 
     reward: np.ndarray
     kl: np.ndarray | None
@@ -163,7 +160,7 @@ def _same(left: np.ndarray, right: np.ndarray) -> bool:
 
 
 def _slope(x: np.ndarray, y: np.ndarray) -> float | None:
-    """B of y = b x through the origin, if it holds in every row and at least three rows say so."""
+    """The b of y = b x through the origin, if it holds in every row and at least three rows say so."""
     if len(x) < 3 or np.abs(x).max() < 1e-6 or np.isnan(y).any():
         return None
     b = float(x @ y / (x @ x))
@@ -171,11 +168,10 @@ def _slope(x: np.ndarray, y: np.ndarray) -> float | None:
 
 
 def _line(x: np.ndarray, y: np.ndarray) -> tuple[float, float] | None:
-    """(a, b) of y = a x + b, if it holds in every row that has both and at least three rows say so."""
+    """The (a, b) of y = a x + b, if it holds in every row that has both and at least three rows say so."""
     known = ~np.isnan(x) & ~np.isnan(y)
     x, y = x[known], y[known]
     if len(x) < 3 or np.ptp(x) < 1e-9:
         return None
     a, b = np.polyfit(x, y, 1)
     return (float(a), float(b)) if a > 0 and _same(a * x + b, y) else None
-

@@ -20,6 +20,10 @@ HIDDEN = (
 )  # fmt: skip
 """Shown when a reader asks for them; `truncated` and `clipped` are marks beside length and ratio."""
 
+PER_TOKEN = ("tokens", "token_ids", "prompt_token_ids", "sampler_logp", "logp", "old_logp", "ref_logp", "new_logp",
+             "entropy", "loss_mask")  # fmt: skip
+"""One value a token: for the lens, not for the table. Where a step has none of them, their type does not tell."""
+
 HINTS = {
     "row": "Position of the completion in the step.",
     "group_id": "Completions of one prompt share a group.",
@@ -118,7 +122,7 @@ def one_row(frame: "pd.DataFrame", row: Any) -> "pd.Series":
 
 
 def kind_of(column: "pd.Series") -> str:
-    """ "number", "flag", "text", or "list" for the columns that have one value a token.
+    """What a column holds: "number", "flag", "text", or "list" if it has one value a token.
 
     Example:
         >>> import pandas as pd
@@ -144,4 +148,4 @@ def table_columns(frame: "pd.DataFrame") -> list[tuple[str, str]]:
     front = [*FIRST, *rewards, *NEXT]
     rest = [name for name in kinds if name not in front and name not in HIDDEN]
     order = [*front, *rest, *HIDDEN]
-    return [(name, kinds[name]) for name in order if name in kinds and kinds[name] != "list"]
+    return [(name, kinds[name]) for name in order if kinds.get(name, "list") != "list" and name not in PER_TOKEN]

@@ -18,13 +18,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rlkit.view.values import clean, number, short
+from rlkit.view.values import clean, number, plain, short
 
 if TYPE_CHECKING:
     import pandas as pd
 
 PAGE = 400
 """Tokens a page."""
+ABOUT = ("reward", "advantage", "kl", "ratio", "clipped", "epsilon", "epsilon_high")
+"""Numbers of the completion itself that stand above its tokens."""
 TOKEN = 64
 """Characters of a token's text."""
 
@@ -44,7 +46,6 @@ def lens(row: "pd.Series", *, page: int) -> dict[str, Any]:
     mask = _list(row, "loss_mask", length)
     counts = np.ones(length, dtype=bool) if mask is None else mask.astype(bool)
     ids = _list(row, "token_ids", length)
-    truncated = bool(row.get("truncated", False) is True or row.get("truncated", False) == True)  # noqa: E712
     return {
         "tokens": [short(text, TOKEN) for text in texts[part]],
         "ids": None if ids is None else [int(value) for value in ids[part]],
@@ -53,9 +54,9 @@ def lens(row: "pd.Series", *, page: int) -> dict[str, Any]:
         "page": page,
         "pages": pages,
         "length": length,
-        "truncated": truncated,
+        "truncated": plain(row.get("truncated")) is True,
         "quantities": [_packed(one, part, counts) for one in quantities(row, length)],
-        "row": {name: number(row.get(name)) for name in ("reward", "advantage", "kl", "ratio", "clipped", "epsilon")},
+        "row": {name: number(row.get(name)) for name in ABOUT},
     }
 
 

@@ -15,6 +15,7 @@
 
 const PAGE = 50; // rows of a table page
 const PATIENCE = 1200; // ms until an unanswered request is explained
+const STRONGEST = 0.6; // of a token's shade: its text keeps a contrast of 4.5 in light and dark
 const OPERATORS = [[">=", "≥"], ["<=", "≤"], ["=", "="], ["!=", "≠"], ["contains", "contains"], ["missing", "is missing"]];
 const CONTROL = /[\p{Cc}\p{Zl}\p{Zp}\p{Cs}]|(?!\u200d)\p{Cf}/gu;
 const SPECIAL = /^(<[|｜/]?[\w▁|｜ /:.-]{1,60}[|｜]?>|\[[A-Z_]{2,20}\])$/;
@@ -76,7 +77,7 @@ function say(value, decimals = null) {
   if (value === null || value === undefined) return "–";
   if (typeof value === "boolean") return value ? "yes" : "no";
   if (typeof value === "string") return value.replace("-inf", `${MINUS}∞`).replace(/^inf$/, "∞");
-  if (decimals !== null && typeof value === "number") return value.toFixed(decimals).replace("-", MINUS);
+  if (decimals !== null && typeof value === "number") return value.toFixed(decimals).replace(/^-(0(\.0*)?)$/, "$1").replace("-", MINUS);
   if (Number.isInteger(value) && Math.abs(value) < 1e7) return String(value).replace("-", MINUS);
   const size = Math.abs(value);
   const text = size >= 1e5 || size < 1e-3 ? value.toExponential(2) : size < 0.1 ? value.toFixed(4) : value.toFixed(3);
@@ -137,7 +138,7 @@ export function bundled(bundle) {
     const shown = table(request.run, request.step);
     const place = shown?.columns.findIndex((column) => column.name === "group_id") ?? -1;
     const row = shown?.rows.find((one) => one.row === request.row);
-    return place < 0 ? null : row?.cells[place];
+    return place < 0 ? request.row : row?.cells[place];
   };
   const answers = {
     overview: () => bundle.overview,
@@ -204,6 +205,7 @@ class PanelView {
     this.gone.abort();
     this.stop();
     for (const timer of this.timers) clearInterval(timer);
+    clearTimeout(this.waiting);
     this.root.remove();
     this.tables.clear();
   }
@@ -288,9 +290,21 @@ class PanelView {
     if (this.state.run >= overview.runs.length) this.state.run = 0;
     this.drawHead();
     if (this.drawnTab !== this.state.tab) this.drawTools();
-    if (this.state.tab === "rows") this.loadTable();
-    else if (this.drawnTab !== this.state.tab) this.loadMain();
+    const fresh = this.drawnTab !== this.state.tab;
     this.drawnTab = this.state.tab;
+    if (this.state.tab === "rows") {
+      if (fresh || !this.table || this.table.run !== this.state.run || this.table.step !== this.step) this.loadTable();
+    } else if (fresh) this.loadMain();
+    else if (JSON.stringify(overview.runs.map((run) => run.steps.at(-1))) !== this.seen) this.soon();
+  }
+
+  /** Draw pins or comparison anew for a new step, but not more often than a person can read. */
+  soon() {
+    if (this.waiting) return;
+    this.waiting = setTimeout(() => {
+      this.waiting = null;
+      if (!this.gone.signal.aborted && this.state.tab !== "rows" && !this.focused(this.parts.main)?.matches("select")) this.loadMain();
+    }, 2000);
   }
 
   change(what, { load = true } = {}) {
@@ -304,6 +318,7 @@ class PanelView {
   }
 
   loadMain() {
+    this.seen = JSON.stringify(this.overview.runs.map((run) => run.steps.at(-1)));
     if (this.state.tab === "rows") return this.loadTable();
     if (this.state.tab === "compare") return this.loadCompare();
     return this.loadPins();
@@ -336,6 +351,7 @@ class PanelView {
 
   headLine(run) {
     const runs = this.overview.runs;
+    const idle = !["running", "paused"].includes(run.status);
     const name = runs.length > 1
       ? el("select", { "aria-label": "Run", "data-key": "run", onchange: (event) => this.change({ run: +event.target.value, step: null, follow: true, page: 0, chosen: null }) },
           runs.map((one) => el("option", { value: one.run, selected: one.run === this.state.run }, spoken(one.name, 60))))
@@ -343,6 +359,7 @@ class PanelView {
     const tabs = [["rows", "Completions"], ["compare", "Compare"], ["pins", `Pinned${this.state.pins.length ? ` (${this.state.pins.length})` : ""}`]]
       .filter(([tab]) => tab === "rows" || !this.source.kinds || this.source.kinds.has(tab === "pins" ? "pin" : "compare"));
     return el("div", { class: "rl-line" }, name, this.stateBadge(run), el("span", { class: "rl-fill" }),
+      idle && this.source.live && this.source.controls && this.exportButton(),
       tabs.length > 1 && el("div", { class: "rl-tabs", role: "tablist", "aria-label": "View" }, tabs.map(([tab, label]) =>
         el("button", { type: "button", role: "tab", "aria-selected": this.state.tab === tab, "data-key": `tab-${tab}`, onclick: () => this.change({ tab }) }, label))));
   }
@@ -362,11 +379,11 @@ class PanelView {
     const follow = el("input", { type: "checkbox", "data-key": "follow", onchange: () => this.change({ follow: follow.checked, step: follow.checked ? null : this.step, page: 0 }) });
     this.parts.steps.replaceChildren(el("div", { class: "rl-line rl-steps" }, el("span", { class: "rl-label" }, "Step"), back, slider, on, shown, stored,
       this.source.live && el("label", { class: "rl-check" }, follow, "follow the newest")));
-    this.stepParts = { slider, back, on, shown, stored, follow };
+    this.stepParts = { following: follow.parentElement, slider, back, on, shown, stored, follow };
   }
 
   drawSteps(run) {
-    const { slider, back, on, shown, stored, follow } = this.stepParts;
+    const { slider, back, on, shown, stored, follow, following } = this.stepParts;
     const steps = run.steps, at = nearest(steps, this.step);
     this.parts.steps.hidden = this.state.tab !== "rows";
     slider.max = Math.max(0, steps.length - 1);
@@ -378,23 +395,26 @@ class PanelView {
     shown.textContent = at < 0 ? "–" : String(steps[at]);
     stored.textContent = steps.length ? `${plural(steps.length, "step")} stored` : "No completions are stored yet.";
     follow.checked = this.state.follow;
+    if (following) following.hidden = run.status === "done";
   }
 
   controls(run) {
     const status = run.status;
     if (!this.source.controls || !this.source.live) return null;
-    const running = status === "running" || status === "paused";
+    if (status !== "running" && status !== "paused") return null;
     const send = (command, more = {}) => this.command({ command, ...more });
     const button = (label, hint, command) => el("button", { type: "button", "data-key": command, title: hint, onclick: () => send(command) }, label);
     const box = el("div", { class: "rl-line rl-controls", role: "group", "aria-label": "Controls" });
-    if (running) {
-      box.append(
-        status === "paused" ? button("Resume", "Go on with the next step", "resume") : button("Pause", "Wait after this step", "pause"),
-        button("Stop", "Stop after this step; everything is saved", "stop"), button("Save", "Save a checkpoint after this step", "save"));
-      for (const [name, value] of Object.entries(run.numbers ?? {})) box.append(this.numberField(name, value));
-    }
-    box.append(el("span", { class: "rl-fill" }), el("button", { type: "button", "data-key": "export", title: "Write the script of this notebook", onclick: () => this.export(null) }, "Export"));
+    box.append(
+      status === "paused" ? button("Resume", "Go on with the next step", "resume") : button("Pause", "Wait after this step", "pause"),
+      button("Stop", "Stop after this step; everything is saved", "stop"), button("Save", "Save a checkpoint after this step", "save"));
+    for (const [name, value] of Object.entries(run.numbers ?? {})) box.append(this.numberField(name, value));
+    box.append(el("span", { class: "rl-fill" }), this.exportButton());
     return box;
+  }
+
+  exportButton() {
+    return el("button", { type: "button", "data-key": "export", title: "Write the script of this notebook", onclick: () => this.export(null) }, "Export");
   }
 
   numberField(name, value) {
@@ -670,7 +690,7 @@ class PanelView {
     if (end) classes.push("rl-end");
     if (!masked && typeof value === "string") classes.push("rl-odd");
     const state = [end && "end token", masked && "masked: not in the loss"].filter(Boolean).join(", ");
-    const style = !masked && typeof value === "number" && quantity.scale > 0 ? { "background-color": shade(value / quantity.scale, 0.8) } : {};
+    const style = !masked && typeof value === "number" && quantity.scale > 0 ? { "background-color": shade(value / quantity.scale, STRONGEST) } : {};
     const node = el("span", {
       class: classes.join(" "), role: "option", tabindex: index === 0 ? 0 : -1, "data-token": index, "data-key": `token-${at}`, "aria-selected": false, style,
       "aria-label": `token ${at + 1}: ${spoken(said, 40) || "empty"}${state ? `, ${state}` : ""}${quantity ? `, ${quantity.name} ${say(value)}` : ""}`,
@@ -703,11 +723,11 @@ class PanelView {
   legend(quantity, lens) {
     const scale = quantity.scale;
     const stops = [];
-    for (let i = 0; i <= 10; i++) stops.push(shade(quantity.signed ? i / 5 - 1 : i / 10, 0.8));
+    for (let i = 0; i <= 10; i++) stops.push(shade(quantity.signed ? i / 5 - 1 : i / 10, STRONGEST));
     const bar = el("span", { class: "rl-bar", "aria-hidden": true, style: { "background-image": `linear-gradient(to right, ${stops.join(", ")})` } });
     const row = lens.about;
     const clip = quantity.name === "ratio" && typeof row.ratio === "number"
-      ? el("span", { class: "rl-fact" }, "ratio of the row ", el("b", {}, say(row.ratio)), row.clipped > 0 ? ` ▲ clipped above 1 + ε` : row.clipped < 0 ? ` ▼ clipped below 1 ${MINUS} ε` : " not clipped", typeof row.epsilon === "number" ? ` (ε = ${say(row.epsilon)})` : "")
+      ? el("span", { class: "rl-fact" }, "ratio of the row ", el("b", {}, say(row.ratio)), row.clipped > 0 ? " ▲ clipped above" : row.clipped < 0 ? " ▼ clipped below" : " not clipped", typeof row.epsilon === "number" ? ` (1 ${MINUS} ${say(row.epsilon)} to 1 + ${say(typeof row.epsilon_high === "number" ? row.epsilon_high : row.epsilon)})` : "")
       : "";
     return el("div", { class: "rl-line rl-legend" },
       el("span", { class: "rl-scale" }, quantity.signed ? figure(quantity, typeof scale === "number" ? -scale : scale) : "0", bar, figure(quantity, scale)),
@@ -753,7 +773,8 @@ class PanelView {
     });
     this.drawDetail(this.detailHead([el("span", { class: "rl-fact" }, `group ${say(group.group)} · ${plural(group.total, "completion")}`)]),
       el("div", { class: "rl-prompt" }, el("span", { class: "rl-label" }, "prompt "), visible(typeof group.prompt === "object" ? `${group.prompt.text}` : group.prompt, { lines: true }), typeof group.prompt === "object" && el("span", { class: "rl-more" }, `… ${count(group.prompt.length)} characters`)),
-      el("div", { class: "rl-line" }, el("span", { class: `rl-rule rl-rule-${group.rule.replace(/\W/g, "-")}` }, group.explained), el("span", { class: "rl-fill" }),
+      el("div", { class: "rl-line" }, el("span", { class: `rl-rule rl-rule-${group.rule.replace(/\W/g, "-")}` }, group.explained), group.rows.some((row) => row.count && !row.others) && el("span", { class: "rl-fact" }, "sum of all r ", el("b", {}, fixed(group.rows[0].total))),
+        el("span", { class: "rl-fact", title: "The sums are made with all digits and shown rounded." }, all ? `rounded to ${all} decimals` : ""), el("span", { class: "rl-fill" }),
         canPin && el("button", { type: "button", "data-key": "pin", "aria-pressed": pinned, onclick: () => this.pin(group, pinned) }, pinned ? "★ pinned" : "☆ pin prompt")),
       el("div", { class: "rl-scroll rl-group" }, el("table", { role: "grid", "aria-label": "Advantages of the group" }, el("thead", {}, el("tr", {}, columns.map((name, index) => el("th", { scope: "col", class: index === 1 ? "rl-text" : name === "mean of the others" ? "rl-sum" : "rl-number" }, name)))), el("tbody", {}, lines))),
       group.total > n ? el("p", { class: "rl-note" }, `${count(n)} of ${count(group.total)} completions are shown.`) : "");
@@ -802,7 +823,7 @@ class PanelView {
       el("div", { class: "rl-prompt" }, el("span", { class: "rl-label" }, "prompt "), visible(typeof one.prompt === "object" ? one.prompt.text : one.prompt, { lines: true }),
         el("span", { class: "rl-change", style: { "background-color": typeof one.change === "number" ? shade(one.change, 0.5) : "" } }, `mean reward ${say(one.left.mean, 3)} → ${say(one.right.mean, 3)}  (${signed(one.change, 3)})`)),
       el("div", { class: "rl-two" }, this.answers(one.left, a.run, a.step), this.answers(one.right, b.run, b.step))));
-    const focus = this.focused(this.parts.main);
+    const focus = this.focused(this.parts.main), scrolled = this.scrolled();
     this.parts.main.replaceChildren(
       el("div", { class: "rl-line" }, this.sidePicker("left"), el("span", { class: "rl-dim" }, "against"), this.sidePicker("right"), el("span", { class: "rl-fill" }),
         el("span", { class: "rl-dim" }, `${plural(found.shared, "prompt")} in both (${count(a.prompts)} in A, ${count(b.prompts)} in B)`)),
@@ -810,6 +831,7 @@ class PanelView {
       found.shared ? el("div", { class: "rl-two rl-heads" }, el("b", {}, `A · ${name(a)}`), el("b", {}, `B · ${name(b)}`)) : el("p", { class: "rl-note" }, "The two have no prompt in common. Other steps of the same data, or two runs at the same step, may have."),
       el("div", { class: "rl-scroll rl-tall" }, blocks),
       found.shared > found.prompts.length ? el("p", { class: "rl-note" }, `The ${count(found.prompts.length)} prompts that changed most are shown.`) : "");
+    this.scrolled(scrolled);
     this.refocus(this.parts.main, focus);
     if (this.state.chosen?.by) this.loadDetail(); else this.parts.detail.replaceChildren();
   }
@@ -827,9 +849,10 @@ class PanelView {
     const found = [];
     for (const pin of this.state.pins.slice(-6)) found.push([pin, await this.ask({ kind: "pin", ...pin }, { slot: `pin ${pin.run} ${pin.row_id}` })]);
     if (this.state.tab !== "pins") return;
-    const focus = this.focused(this.parts.main);
+    const focus = this.focused(this.parts.main), scrolled = this.scrolled();
     this.parts.main.replaceChildren(found.length ? el("div", { class: "rl-scroll rl-tall" }, found.filter(([, answer]) => answer).map(([pin, answer]) => this.pinned(pin, answer)))
       : el("p", { class: "rl-note" }, "No prompt is pinned. Open the group of a completion and pin its prompt: its answers of all stored steps are shown here."));
+    this.scrolled(scrolled);
     this.refocus(this.parts.main, focus);
     if (this.state.chosen?.by) this.loadDetail(); else this.parts.detail.replaceChildren();
   }
@@ -908,6 +931,13 @@ class PanelView {
     else if (event.key === "Escape") { done(); this.focusRow(); }
   }
 
+  /** How far pins or comparison are scrolled; sets it again after they were drawn anew. */
+  scrolled(to = null) {
+    const box = this.parts.main.querySelector(".rl-tall");
+    if (box && to !== null) box.scrollTop = to;
+    return box?.scrollTop ?? null;
+  }
+
   focusRow() {
     this.parts.main.querySelector('tr[data-row][tabindex="0"]')?.focus();
   }
@@ -931,7 +961,10 @@ function nearest(steps, wanted) {
 
 /** A value of a quantity, with decimals that suit its scale. */
 function figure(quantity, value) {
-  const digits = typeof quantity.scale === "number" && quantity.scale > 0 ? Math.min(7, Math.max(2, 2 - Math.floor(Math.log10(quantity.scale)))) : 3;
+  if (typeof value === "number" && typeof quantity.scale === "number" && quantity.scale > 0 && quantity.scale < 1e-4) {
+    return (quantity.signed && value > 0 ? "+" : "") + value.toExponential(1).replaceAll("-", MINUS);
+  }
+  const digits = typeof quantity.scale === "number" && quantity.scale > 0 ? Math.min(6, Math.max(2, 2 - Math.floor(Math.log10(quantity.scale)))) : 3;
   const decimals = typeof value === "number" ? digits : null;
   return quantity.signed ? signed(value, decimals) : say(value, decimals);
 }

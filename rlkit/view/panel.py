@@ -1,11 +1,11 @@
 """The panel: completions, groups, token lens and controls of one or several runs, as one widget.
 
-The panel has no state of its own beyond what the reader looks at: every question of the browser is answered from the run
-folders (`rlkit.view.data.answer`). Commands are lines appended to a file there (`rlkit.run.controls.send`), taken by
-`run.steps` between two steps. Questions and commands are custom messages, not synced traits: a synced slider sticks
-when a cell is running (notes/view.md, section 3). A page that is loaded late gets all it needs from `snapshot`, a trait
-whose value is computed when it is asked for. What is pushed while a run goes (`refresh`) is small: where the runs stand,
-and the newest completions, so that the table grows even where a running cell keeps the kernel from answering.
+The panel has no state of its own beyond what the reader looks at: every question of the browser is answered from the
+run folders (`rlkit.view.data.answer`). Commands are lines appended to a file there (`rlkit.run.controls.send`), taken
+by `run.steps` between two steps. Questions and commands are custom messages, not synced traits: a synced slider sticks
+while a cell runs. A page that is loaded late gets all it needs from `snapshot`, a trait whose value is computed when it
+is asked for. What is pushed while a run goes (`refresh`) is small: where the runs stand, and the newest completions, so
+that the table grows even where a running cell keeps the kernel from answering.
 """
 
 import threading
@@ -18,7 +18,7 @@ import traitlets
 
 from rlkit.view import data
 from rlkit.view.export import export_notebook
-from rlkit.view.frames import Reader
+from rlkit.view.frames import Reader, pick
 
 HERE = Path(__file__).parent
 PUSHED_ROWS = 64
@@ -38,8 +38,9 @@ class Panel(anywidget.AnyWidget):
         lock: held while readers are read; hold it while you refresh them in another thread.
     """
 
-    _esm = HERE / "panel.js"
-    _css = HERE / "panel.css"
+    # As texts: of paths anywidget keeps a watcher on the class, which keeps every panel alive (anywidget issue 929).
+    _esm = (HERE / "panel.js").read_text(encoding="utf-8")
+    _css = (HERE / "panel.css").read_text(encoding="utf-8")
     snapshot = traitlets.Int(0).tag(sync=True, to_json=lambda _, panel: panel.snapshot_now())
 
     def __init__(
@@ -55,7 +56,7 @@ class Panel(anywidget.AnyWidget):
         self.on_msg(self._receive)
 
     def snapshot_now(self) -> dict[str, Any]:
-        """All that a page needs which is loaded now: where the runs stand, the newest completions, the reader's place."""
+        """All that a page needs which is loaded now: the runs, the newest completions, the reader's place."""
         with self.lock:
             return {
                 "controls": self.controls,
@@ -81,7 +82,9 @@ class Panel(anywidget.AnyWidget):
         """Take the panel off the page and out of the kernel."""
         self.on_msg(self._receive, remove=True)
         self.readers = []
+        layout = self.layout  # a widget of its own, which ipywidgets leaves behind
         super().close()
+        layout.close()
 
     def respond(self, request: dict[str, Any]) -> dict[str, Any]:
         """The answer to a request of the browser; an error becomes {"error": text}."""
@@ -101,13 +104,14 @@ class Panel(anywidget.AnyWidget):
             self.send({"kind": "answer", "id": content.get("id"), "answer": self.respond(content["request"])})
 
     def _command(self, request: dict[str, Any]) -> dict[str, Any]:
-        send = self._send_command
-        if send is None:
-            from rlkit.run.controls import send
-        _, reader = data.pick(self.readers, request)
+        if self._send_command is None:
+            from rlkit.run.controls import send as send_command
+        else:
+            send_command = self._send_command
+        _, reader = pick(self.readers, request)
         command = request.get("command")
         name, value = (request.get("name"), request.get("value")) if command == "set" else (None, None)
-        number = send(reader.path, command, name=name, value=value, by="the view")
+        number = send_command(reader.path, command, name=name, value=value, by="the view")
         return {"kind": "command", "command": command, "number": number}
 
     def _try(self, request: dict[str, Any]) -> dict[str, Any]:

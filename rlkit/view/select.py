@@ -1,7 +1,7 @@
 """Sort, filter and page the completions of a step.
 
-`panel.js` has the same rules in its `select`, for tables that are whole in the browser; a test compares the two. Missing
-values and NaN come last in either direction. Texts are compared without regard to case.
+`panel.js` has the same rules in its `select`, for tables that are whole in the browser; a test compares the two.
+Missing values and NaN come last in either direction. Texts are compared without regard to case.
 """
 
 from collections.abc import Sequence
