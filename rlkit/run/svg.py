@@ -1,8 +1,8 @@
 """Charts as pictures in SVG, for every place that has no plotly: saved notebooks, pages made from them, code hosts
 (known_faults B66).
 
-Drawn here and not by plotly, which needs a browser and three seconds for a picture. Text is escaped; what is not finite is a
-gap.
+Drawn here and not by plotly, which needs a browser and three seconds for a picture. Text is escaped; what is not
+finite is a gap.
 """
 
 import html

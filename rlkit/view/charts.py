@@ -1,9 +1,9 @@
 """The charts as one plotly figure with a grid of subplots; in a notebook a FigureWidget that is updated in place.
 
-One figure and not one per chart: a FigureWidget sends plotly's five megabytes of JavaScript once per instance. All new points
-of a refresh travel in one message, as float64 arrays, which go binary and unchecked; what did not change is not sent.
-The figure belongs to the user: only data, positions and what belongs to a new chart are set here, so that any restyling
-of fonts, colours or axes stays.
+One figure and not one per chart: a FigureWidget sends plotly's five megabytes of JavaScript once per instance. All
+new points of a refresh travel in one message, as float64 arrays, which go binary and unchecked; what did not change
+is not sent. The figure belongs to the user: only data, positions and what belongs to a new chart are set here, so
+that any restyling of fonts, colours or axes stays.
 
 Everything plotly is behind `Charts.draw`; another library would replace this module only.
 """
@@ -51,7 +51,10 @@ class Charts:
         self.draw()
         if live:
             self.figure = go.FigureWidget(self.figure)
-            self.figure._config = self.figure._config | {"responsive": True, "displaylogo": False}  # as wide as the cell
+            self.figure._config = self.figure._config | {
+                "responsive": True,
+                "displaylogo": False,
+            }  # as wide as the cell
             self._traces = dict(zip(self._traces, self.figure.data, strict=True))
 
     def draw(self) -> bool:
@@ -121,7 +124,7 @@ class Charts:
         if chart.heat is not None:
             return [((chart.title, "heat"), _heat(chart, COLORS[chart.run % len(COLORS)]) | axes)]
         labels = list(dict.fromkeys(line.label for line in chart.lines))
-        traces = []
+        traces: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
         for line in chart.lines:
             place = labels.index(line.label)
             color = COLORS[(line.run if self._many else place) % len(COLORS)]
@@ -189,7 +192,8 @@ def _gaps(line: Line, color: str, group: str) -> dict[str, Any]:
         "legendgroup": group,
         "showlegend": False,
         "marker": {"symbol": "x-thin", "size": 7, "line": {"color": color, "width": 1.5}},
-        "hovertemplate": f"<b>{_plain(line.label)}</b> is no finite number at step %{{x}}<br>(%{{customdata}} such values in all)<extra></extra>",
+        "hovertemplate": f"<b>{_plain(line.label)}</b> is no finite number at step %{{x}}<br>"
+        "(%{customdata} such values in all)<extra></extra>",
     }
 
 
@@ -205,7 +209,8 @@ def _heat(chart: Chart, color: str) -> dict[str, Any]:
         "showlegend": False,
         "zmin": 0.0,
         "colorscale": [[0, f"rgba({red},{green},{blue},0.03)"], [1, color]],
-        "hovertemplate": f"<b>%{{z:.0%}}</b> of the completions: reward %{{y:.3g}} · step %{{x}}<br>{wrapped(chart.about)}<extra></extra>",
+        "hovertemplate": "<b>%{z:.0%}</b> of the completions: reward %{y:.3g} · step %{x}<br>"
+        f"{wrapped(chart.about)}<extra></extra>",
     }
 
 

@@ -1,9 +1,9 @@
 """Dashboard: the live view of run folders in a notebook, and what stands in for it elsewhere.
 
-It only reads the folders, in a daemon thread of its own, so it serves a run in this kernel, in another process and of last
-week alike, and a fault of it cannot reach the loop: it is noted, and the next refresh tries again. The thread waits at least
-fifty times as long as a refresh took, so the view costs the loop at most two percent; what a refresh sends does not grow with
-the run (rlkit/view/series.py).
+It only reads the folders, in a daemon thread of its own, so it serves a run in this kernel, in another process and of
+last week alike, and a fault of it cannot reach the loop: it is noted, and the next refresh tries again. The thread
+waits at least fifty times as long as a refresh took, so the view costs the loop at most two percent; what a refresh
+sends does not grow with the run (rlkit/view/series.py).
 
 What is displayed are two things: the live view, and beside it a static picture that a saved notebook keeps
 (rlkit/view/static.py). The picture is renewed now and then, and after each cell.
@@ -35,8 +35,8 @@ _OPEN: dict[tuple[str, ...], "Dashboard"] = {}
 class Dashboard:
     """Charts, completions and controls of one or several runs, live.
 
-    In a notebook it shows itself as the last line of a cell, or with `show`. A second dashboard of the same folders closes the
-    first. Without a notebook, `print` says where the runs stand; `rlkit view` shows them in a browser.
+    In a notebook it shows itself as the last line of a cell, or with `show`. A second dashboard of the same folders
+    closes the first. Without a notebook, `print` says where the runs stand; `rlkit view` shows them in a browser.
 
     Args:
         *runs: folders of runs, `Run` objects, or what `Run.open` returned; several are drawn over each other.

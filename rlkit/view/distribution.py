@@ -1,7 +1,7 @@
 """How the rewards of a step are spread, over the steps whose rollouts were kept.
 
-A mean hides whether all completions are half right or half of them right. One column a step, at most two hundred columns; only
-the column `reward` of a stored rollout is read, once, and a call reads a bounded number of files.
+A mean hides whether all completions are half right or half of them right. One column a step, at most two hundred
+columns; only the column `reward` of a stored rollout is read, once, and a call reads a bounded number of files.
 """
 
 from dataclasses import dataclass
@@ -45,14 +45,15 @@ class Rewards:
             values = np.asarray(frame["reward"], dtype=np.float64) if "reward" in frame else np.empty(0)
             values = np.sort(values[np.isfinite(values)])
             if len(values) > SAMPLES:
-                values = np.quantile(values, np.linspace(0, 1, SAMPLES))
+                values = np.asarray(np.quantile(values, np.linspace(0, 1, SAMPLES)), dtype=np.float64)
             self._found[step] = values
         if len(self._found) > 2 * COLUMNS:
             self._found = {step: self._found[step] for step in wanted if step in self._found}
         return len(missing) > READS
 
     def heat_map(self) -> HeatMap | None:
-        """Shares by step and reward: one row per reward if there are few different ones, else twenty bins. None without data.
+        """Shares by step and reward: one row per reward if there are few different ones, else twenty bins. None
+        without data.
 
         Example:
             >>> found = Rewards()

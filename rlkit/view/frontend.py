@@ -1,8 +1,8 @@
 """Where the output of this process is seen: a page that draws widgets, a notebook that nobody watches, or a terminal.
 
-A kernel is not told who listens. A server for people (Jupyter's, Colab's, VS Code's, Voila) leaves traces in the environment;
-nbclient and papermill leave none, and there a widget would be five megabytes of JavaScript in a file that cannot
-run it. An unknown front end gets the static picture, which is updated while the run goes.
+A kernel is not told who listens. A server for people (Jupyter's, Colab's, VS Code's, Voila) leaves traces in the
+environment; nbclient and papermill leave none, and there a widget would be five megabytes of JavaScript in a file
+that cannot run it. An unknown front end gets the static picture, which is updated while the run goes.
 """
 
 import importlib.util

@@ -25,7 +25,9 @@ LABELS = {"frac_reward_zero_std": "same reward", "frac_no_reward": "no reward"}
 
 @dataclass(frozen=True)
 class Plan:
-    """A chart that may appear: its title, the metrics in it, a level to stay below, and whether the axis begins at 0."""
+    """A chart that may appear: its title, the metrics in it, a level to stay below, and whether the axis begins at
+    0.
+    """
 
     title: str
     metrics: tuple[str, ...]

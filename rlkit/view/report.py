@@ -1,10 +1,11 @@
 """`rlkit report`: one HTML file with charts, completions and token lens of runs, for a colleague without rlkit.
 
-Everything is inside: plotly's library, the figure, the panel's JavaScript and the answers it can give. So it opens from a
-mail or a disk without a network. It is bounded: of long runs the newest steps are in it, and it says what was left out.
+Everything is inside: plotly's library, the figure, the panel's JavaScript and the answers it can give. So it opens
+from a mail or a disk without a network. It is bounded: of long runs the newest steps are in it, and it says what was
+left out.
 
-Everything that comes from a run is JSON inside `<script type="application/json">` with "<" escaped, so a completion that
-spells `</script>` stays text.
+Everything that comes from a run is JSON inside `<script type="application/json">` with "<" escaped, so a completion
+that spells `</script>` stays text.
 """
 
 import html
@@ -27,7 +28,8 @@ _PAGE = """<!DOCTYPE html>
 <head>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; script-src 'unsafe-inline' blob:; style-src 'unsafe-inline'; img-src data: blob:">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; img-src data: blob:;
+script-src 'unsafe-inline' blob:; style-src 'unsafe-inline'">
 <title>{title}</title>
 <style>
 :root {{ color-scheme: light dark; }}
@@ -113,15 +115,16 @@ def write_report(
 def _left_out(steps: int, max_bytes: int) -> str:
     if not steps:
         return "All kept steps are in it."
-    return f"{steps} older steps were left out, to stay below {max_bytes / 1e6:.0f} MB of completions; rlkit view shows all."
+    limit = f"{max_bytes / 1e6:.0f} MB of completions"
+    return f"{steps} older steps were left out, to stay below {limit}; rlkit view shows all."
 
 
 def _safe(value: Any, *, encoded: bool = False) -> str:
-    """JSON that can stand inside a script element: no "<", so neither `</script>` nor `<!--`.
+    r"""JSON that can stand inside a script element: no "<", so neither `</script>` nor `<!--`.
 
     Example:
         >>> print(_safe("</script>"))
-        "\\u003c/script>"
+        "\u003c/script>"
     """
     text = value if encoded else json.dumps(value, allow_nan=False)
     return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")

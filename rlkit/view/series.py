@@ -1,9 +1,10 @@
 """Metrics as curves of at most some three hundred points, kept up to date at the cost of the new points only.
 
-A browser draws a thousand points per curve without effort and a hundred thousand hardly, so a long history is thinned. Values
-go into buckets, each keeps its lowest and its highest point: a spike of one step stays visible however long the run. When
-there are too many buckets, neighbours are merged; that costs a fixed amount per point over the whole run, so step 100,000 is
-as cheap as step 1,000. What is not a number (null in the log) stays a gap, and is counted.
+A browser draws a thousand points per curve without effort and a hundred thousand hardly, so a long history is
+thinned. Values go into buckets, each keeps its lowest and its highest point: a spike of one step stays visible
+however long the run. When there are too many buckets, neighbours are merged; that costs a fixed amount per point over
+the whole run, so step 100,000 is as cheap as step 1,000. What is not a number (null in the log) stays a gap, and is
+counted.
 
 Left out: averages over a window; they hide the very jumps that one looks for.
 """
@@ -86,7 +87,9 @@ class Curve:
 
 
 def _reduce(rows: np.ndarray) -> np.ndarray:
-    """(N,W,3) points (place, step, value) to N buckets: lowest point, highest point, number of gaps, first gap's step."""
+    """(N,W,3) points (place, step, value) to N buckets: lowest point, highest point, number of gaps, first gap's
+    step.
+    """
     finite = np.isfinite(rows[..., 2])
     every = np.arange(len(rows))
     low = rows[every, np.where(finite, rows[..., 2], np.inf).argmin(1)]
@@ -113,7 +116,9 @@ class Series:
         self._buckets = buckets
 
     def update(self, reader: RunReader, names: Iterable[str] | None = None) -> None:
-        """Take what the reader has since the last call. A log that was cut or rewritten (a resumed run) is read anew."""
+        """Take what the reader has since the last call. A log that was cut or rewritten (a resumed run) is read
+        anew.
+        """
         for name in reader.names if names is None else names:
             steps, values = reader.series(name)
             curve = self.curves.get(name)

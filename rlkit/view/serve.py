@@ -1,8 +1,8 @@
 """`rlkit view`: the dashboard in a browser tab, without a notebook.
 
-Voila runs a notebook of one cell and shows its output; the widgets are the same as in JupyterLab. It listens on the loopback
-only, and asks for a token: anybody on this machine who had the address could stop the run. The token stands in a file that
-only this user can read, not on the command line, which everybody can.
+Voila runs a notebook of one cell and shows its output; the widgets are the same as in JupyterLab. It listens on the
+loopback only, and asks for a token: anybody on this machine who had the address could stop the run. The token stands
+in a file that only this user can read, not on the command line, which everybody can.
 
 To look at a run on another machine: `ssh -L 8866:127.0.0.1:8866 host`, and `rlkit view runs/x --port 8866` there.
 """
@@ -28,7 +28,11 @@ from typing import Any
 from rlkit.run.reader import RunReader
 
 KERNEL = TEMPLATE = "rlkit-view"
-WIDGETS = ["@voila-dashboards/widgets-manager8", "@jupyter-widgets/jupyterlab-manager", "anywidget"]  # no other extension
+WIDGETS = [
+    "@voila-dashboards/widgets-manager8",
+    "@jupyter-widgets/jupyterlab-manager",
+    "anywidget",
+]  # no other extension
 # Voila's page without the icon fonts that it would fetch from another machine.
 PAGE = """{% extends 'lab/index.html.j2' %}
 {% block notebook_css %}{{ super() | replace("https://cdn.jsdelivr.net/", "data:text/css,/") }}{% endblock %}
@@ -109,7 +113,9 @@ def _write(home: Path, folders: list[str], port: int, token: str) -> None:
 
 
 def _start(home: Path) -> "subprocess.Popen[bytes]":
-    own = os.environ.get("JUPYTER_DATA_DIR") or str(Path.home() / ".local" / "share" / "jupyter")  # widgets of pip --user
+    own = os.environ.get("JUPYTER_DATA_DIR") or str(
+        Path.home() / ".local" / "share" / "jupyter"
+    )  # widgets of pip --user
     paths = [str(home / "jupyter"), os.environ.get("JUPYTER_PATH", ""), own]
     found = [entry for entry in [os.environ.get("PYTHONPATH", ""), os.getcwd()] if entry]  # rlkit from a checkout too
     environment = os.environ | {
@@ -168,7 +174,8 @@ def _check_free(port: int) -> None:
             found.bind(("127.0.0.1", port))
         except (OSError, OverflowError) as error:
             raise RuntimeError(
-                f"rlkit view: port {port} cannot be used ({error}). Choose another --port, or leave it out for a free one."
+                f"rlkit view: port {port} cannot be used ({error}). Choose another --port; without it a free "
+                "one is found."
             ) from error
 
 

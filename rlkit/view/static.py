@@ -1,11 +1,12 @@
-"""The state of a run as plain HTML: what a saved notebook shows when its kernel is gone, and pages that know no widgets.
+"""The state of a run as plain HTML: what a saved notebook shows when its kernel is gone, and pages that know no
+widgets.
 
-Charts are images (`<img src="data:image/svg+xml;base64,...">`): JupyterLab strips a bare `<svg>` from a notebook that it
-does not trust, and code hosts strip it always. The classes mathjax_ignore (JupyterLab) and tex2jax_ignore (nbconvert) keep a "$" in a
-completion from being typeset.
+Charts are images (`<img src="data:image/svg+xml;base64,...">`): JupyterLab strips a bare `<svg>` from a notebook that
+it does not trust, and code hosts strip it always. The classes mathjax_ignore (JupyterLab) and tex2jax_ignore
+(nbconvert) keep a "$" in a completion from being typeset.
 
-Beside a live view the same HTML stands in the cell's output, and its style rules say which of the two is seen: this one, unless
-the live one is on the page. So nothing has to be replaced when a run or a kernel ends, however it ends.
+Beside a live view the same HTML stands in the cell's output, and its style rules say which of the two is seen: this
+one, unless the live one is on the page. So nothing has to be replaced when a run or a kernel ends, however it ends.
 """
 
 import base64

@@ -66,13 +66,18 @@ def _table(reader: RunReader, step: int, limit: int, sort: str | None, character
             raise ValueError(f"show_completions: no column {column!r} to sort by; there are {sorted(frame.columns)}.")
         frame = frame.sort_values(column, ascending=not sort.startswith("-"), kind="stable")
     names = [name for name in (*TEXTS, *NUMBERS) if name in frame]
-    names += [name for name in frame if name.startswith("rewards/")]
+    names += [name for name in map(str, frame.columns) if name.startswith("rewards/")]
     shown = min(limit, len(frame))
     title = f"{reader.name}, step {step}: {shown} of {len(frame)} completions"
     table = Table(title=Text(visible(title)), show_lines=True)
     for name in names:
         right = name not in TEXTS
-        table.add_column(Text(visible(name.removeprefix("rewards/"))), justify="right" if right else "left", no_wrap=right, overflow="fold")
+        table.add_column(
+            Text(visible(name.removeprefix("rewards/"))),
+            justify="right" if right else "left",
+            no_wrap=right,
+            overflow="fold",
+        )
     for row in frame.head(limit)[names].itertuples(index=False):
         table.add_row(*(Text(_cell(value, characters)) for value in row))  # Text: no markup in it is followed
     return table

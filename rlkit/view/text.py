@@ -9,14 +9,14 @@ import unicodedata
 
 
 def visible(text: str, limit: int | None = None) -> str:
-    """The text with every control and direction character drawn as a sign; line ends as ⏎.
+    r"""The text with every control and direction character drawn as a sign; line ends as ⏎.
 
     Args:
         text: any text.
         limit: characters to keep; what is cut is counted at the end.
 
     Example:
-        >>> visible("a\\x1b[31mb\\x00\\n\\u202e", 20)
+        >>> visible("a\x1b[31mb\x00\n\u202e", 20)
         'a␛[31mb␀⏎⟨202E⟩'
         >>> visible("x" * 1000, 3)
         'xxx… (+997 characters)'

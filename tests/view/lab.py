@@ -7,8 +7,9 @@
         page.page                                  # playwright's own page
         assert not page.strangers and not page.errors
 
-Rules that keep it steady: own folders for everything Jupyter stores, a free port, no news, no fixed sleeps for readiness; a
-cell is waited for by its own executionState, because the kernel's status reads idle when a message of a widget has ended.
+Rules that keep it steady: own folders for everything Jupyter stores, a free port, no news, no fixed sleeps for
+readiness; a cell is waited for by its own executionState, because the kernel's status reads idle when a message of a
+widget has ended.
 """
 
 import contextlib
@@ -28,7 +29,7 @@ CHROMIUM = "/usr/bin/chromium"
 ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"]
 ARGUMENTS += ["--disable-background-networking", "--disable-component-update", "--disable-sync"]
 ROOT = Path(__file__).parents[2]
-PATIENCE = 180  # seconds, for a machine with other work
+PATIENCE = 90  # seconds, for a machine with other work
 QUIET = ("Failed to load resource: the server responded with a status of 404",)  # optional files of JupyterLab itself
 
 
@@ -205,7 +206,7 @@ class NotebookPage:
 
     def points(self, index: int, trace: int = 0) -> int:
         """Points that a plotly chart in a cell's output has drawn."""
-        code = "gd => (gd.data?.[%d]?.x ?? []).length" % trace
+        code = f"gd => (gd.data?.[{trace}]?.x ?? []).length"
         chart = self.output(index).locator(".js-plotly-plot")
         return chart.first.evaluate(code) if chart.count() else 0
 

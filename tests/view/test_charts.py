@@ -50,9 +50,14 @@ def test_charts_appear_when_they_have_data(tmp_path):
 def test_a_full_run_has_all_charts_with_an_explanation_each(tmp_path):
     charts = Charts([history(write_run(tmp_path / "r", 30))], live=False)
     titles = [note.name for note in charts.figure.layout.annotations]
-    assert {"Reward", "Reward distribution", "KL to the reference", "Clipped ratios", "Entropy", "Completion length"} < {
-        *titles
-    }
+    assert {
+        "Reward",
+        "Reward distribution",
+        "KL to the reference",
+        "Clipped ratios",
+        "Entropy",
+        "Completion length",
+    } < {*titles}
     assert {"Groups without signal", "Sampler gap", "Gradient norm", "Time per phase"} < {*titles}
     assert all(note.hovertext for note in charts.figure.layout.annotations)
     assert any("healthy: below 0.5" in (trace.hovertemplate or "").replace("<br>", " ") for trace in charts.figure.data)
@@ -86,7 +91,10 @@ def test_runs_are_told_apart_once_in_the_legend(tmp_path):
     runs = [history(write_run(tmp_path / name, 20, seed=seed)) for seed, name in enumerate("abc")]
     figure = Charts(runs, live=False).figure
     assert [trace.name for trace in figure.data if trace.showlegend] == ["a", "b", "c"]
-    colors = {trace.name: {t.line.color for t in figure.data if t.name == trace.name and t.type == "scatter"} for trace in figure.data}
+    colors = {
+        trace.name: {t.line.color for t in figure.data if t.name == trace.name and t.type == "scatter"}
+        for trace in figure.data
+    }
     assert all(len(found) <= 1 for found in colors.values())
     groups = {trace.legendgroup for trace in figure.data if trace.type == "scatter"}
     assert groups == {"0", "1", "2"}  # a click on a name hides the run everywhere

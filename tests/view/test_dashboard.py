@@ -151,7 +151,9 @@ def sent(monkeypatch):
     sizes = []
 
     def count(self, msg, buffers=None):
-        sizes.append(len(json.dumps(msg, default=str)) + sum(len(memoryview(buffer).cast("B")) for buffer in buffers or []))
+        sizes.append(
+            len(json.dumps(msg, default=str)) + sum(len(memoryview(buffer).cast("B")) for buffer in buffers or [])
+        )
 
     monkeypatch.setattr(Widget, "_send", count)
     return sizes
@@ -257,7 +259,9 @@ def test_papermill_leaves_a_picture_in_a_small_file(headless):
     import papermill
 
     nbformat.write(notebook_of(CELLS), headless / "in.ipynb")
-    papermill.execute_notebook(str(headless / "in.ipynb"), str(headless / "out.ipynb"), cwd=str(headless), progress_bar=False)
+    papermill.execute_notebook(
+        str(headless / "in.ipynb"), str(headless / "out.ipynb"), cwd=str(headless), progress_bar=False
+    )
     check_picture(nbformat.read(headless / "out.ipynb", as_version=4))
 
 
@@ -286,7 +290,7 @@ def test_hostile_completions_are_text_in_the_picture(tmp_path):
     folder = write_run(tmp_path / "r", 1)
     write_rollout(folder, 1, texts=[*HOSTILE[:7], "x" * 1_000_000])
     page = Dashboard(folder, live=False)._bundle()["text/html"]
-    for piece in ("<script", "onerror=\"", "</script>", "\x1b", "\x00", "\x07", "\u202e", "\u2028", "<svg", "<think>"):
+    for piece in ("<script", 'onerror="', "</script>", "\x1b", "\x00", "\x07", "\u202e", "\u2028", "<svg", "<think>"):
         assert piece not in page.split("<table>")[1], piece
     assert "mathjax_ignore tex2jax_ignore" in page and len(page) < 200_000
     assert "&lt;script&gt;" in page and "(+999,840 characters)" in page

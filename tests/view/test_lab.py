@@ -1,10 +1,11 @@
 """The live view in a real JupyterLab, looked at through Chromium."""
 
 import json
-import time
+import shutil
 
 import nbformat
 import pytest
+from folders import write_run
 from lab import wait_until
 
 pytestmark = pytest.mark.browser
@@ -49,7 +50,7 @@ def test_the_view_grows_while_the_loop_runs_and_a_saved_notebook_keeps_a_picture
     page.shot("live-running", 1)
     page.wait(2)
     wait_until(lambda: page.points(1) == 40, "all steps are drawn")
-    wait_until(lambda: page.output(1).get_by_text("+").count() > 5, "completions are listed")
+    wait_until(lambda: page.output(1).locator("bdi.rl-said").count() > 5, "completions are listed")
     page.shot("live-done", 1)
     assert not page.strangers and not page.errors
     page.save()
@@ -68,3 +69,37 @@ def test_the_view_grows_while_the_loop_runs_and_a_saved_notebook_keeps_a_picture
     assert "Error" not in output.inner_text()
     again.shot("saved-reopened", 1)
     assert not again.strangers
+
+
+def test_a_reload_is_live_again_a_copy_shows_the_picture_and_close_leaves_it(lab):
+    write_run(lab.server.notebooks / "runs" / "other", 30)
+    cells = ["import rlkit as rl", "dash = rl.Dashboard('runs/other')\ndash", "dash.close()"]
+    page = lab.open("look.ipynb", cells)
+    page.run(0)
+    page.run(1)
+    wait_until(lambda: page.points(1) == 30, "the run is drawn")
+    page.save()
+    page.page.reload()  # a closed tab
+    page.page.wait_for_selector(".jp-OutputArea .js-plotly-plot", timeout=90_000)
+    write_run(lab.server.notebooks / "runs" / "other", 5, first=30)
+    wait_until(lambda: page.points(1) == 35, "the run goes on in the page that was loaded again")
+    assert not page.output(1).locator(".rlkit-static").is_visible()
+    page.run(2)
+    picture = page.output(1).locator(".rlkit-static")
+    picture.wait_for(state="visible", timeout=90_000)
+    assert "step 35 of 35" in picture.inner_text() and not page.output(1).locator(".js-plotly-plot").count()
+    assert not page.strangers and not page.errors
+    page.save()
+
+    text = page.file.read_text().replace("look", "copy")  # signed by nobody: JupyterLab does not trust it
+    copy = nbformat.reads(text, as_version=4)
+    copy.cells[0].source += "  # changed"
+    for cell in copy.cells:
+        cell.id = "c" + cell.id[1:]
+    nbformat.write(copy, lab.server.notebooks / "copy.ipynb")
+    shutil.rmtree(lab.server.notebooks / "runs" / "other")
+    strange = lab.open("copy.ipynb")
+    image = strange.output(1).locator("img").first
+    image.wait_for(state="visible", timeout=90_000)
+    assert image.evaluate("img => img.naturalWidth") > 100 and strange.output(1).locator("img").count() >= 8
+    assert "Error" not in strange.output(1).inner_text() and not strange.strangers

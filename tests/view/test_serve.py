@@ -44,7 +44,11 @@ def test_the_token_is_readable_by_this_user_only(tmp_path):
 def test_a_tab_shows_charts_and_completions_of_a_run_that_goes_on(tmp_path, playwright_):
     folder = write_run(tmp_path / "r", 5)
     viewer = subprocess.Popen(
-        [*COMMAND, str(folder), "--no-browser"], stdout=subprocess.PIPE, text=True, cwd=ROOT, env=environment(tmp_path / "home")
+        [*COMMAND, str(folder), "--no-browser"],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        env=environment(tmp_path / "home"),
     )
     try:
         said = ""
@@ -67,11 +71,11 @@ def test_a_tab_shows_charts_and_completions_of_a_run_that_goes_on(tmp_path, play
         watch(page, int(port), strangers, errors)
         page.goto(address, wait_until="commit")
         page.wait_for_selector(".js-plotly-plot .scatterlayer .trace", timeout=PATIENCE * 1000)
-        page.get_by_text("4+0=", exact=True).first.wait_for(timeout=PATIENCE * 1000)
+        page.locator("bdi.rl-said", has_text="4+0=").first.wait_for(timeout=PATIENCE * 1000)
         write_run(folder, 3, first=5)  # another process writes on
         drawn = "() => document.querySelector('.js-plotly-plot').data[0].x.length"
         wait_until(lambda: page.evaluate(drawn) == 8, "the chart has the new steps")
-        page.get_by_text("7+0=", exact=True).first.wait_for(timeout=PATIENCE * 1000)
+        page.locator("bdi.rl-said", has_text="7+0=").first.wait_for(timeout=PATIENCE * 1000)
         assert not page.locator(".rlkit-static").first.is_visible()
         assert not strangers and not errors
         browser.close()
