@@ -23,7 +23,7 @@ from rlkit.rollout import PromptBatch, Rollout, SamplingParams, Scores, Update
 from rlkit.run import Run, RunReader
 from rlkit.sampling import TransformersEngine, sample
 from rlkit.step import loss_step
-from rlkit.view import Dashboard
+from rlkit.view import Dashboard, show_completions
 from rlkit.vstar import ValueTable, estimate_vstar
 from rlkit.world import World, setup
 
@@ -71,6 +71,7 @@ __all__ = [
     "sample",
     "score",
     "setup",
+    "show_completions",
     "tasks",
     "update_reference",
 ]

@@ -5,8 +5,7 @@ A completion may hold codes that repaint a terminal or rich's own markup: it is 
 
 import math
 import os
-import sys
-from typing import Any, TextIO
+from typing import Any
 
 from rlkit.run.reader import RunReader
 from rlkit.view.text import visible
@@ -22,7 +21,6 @@ def show_completions(
     limit: int = 10,
     sort: str | None = None,
     characters: int = 300,
-    file: TextIO | None = None,
 ) -> None:
     """Print completions of a step as a table.
 
@@ -32,7 +30,6 @@ def show_completions(
         limit: rows at most, at least 1.
         sort: a column, e.g. "reward" or "-reward" for the largest first; None keeps the order.
         characters: of a text, at least 1; what is cut is counted.
-        file: where to print, by default the standard output.
 
     Raises:
         ValueError: limit or characters below 1, or an unknown column.
@@ -46,7 +43,7 @@ def show_completions(
     except ImportError as error:
         raise ImportError("show_completions: needs rich: pip install rich, or rlkit-llm[view].") from error
     reader = run if isinstance(run, RunReader) else RunReader(run)
-    console = Console(file=file or sys.stdout)
+    console = Console()
     reader.refresh()
     if step is None and not reader.rollout_steps:
         console.print(f"{visible(reader.name)}: no rollout was kept yet", markup=False, highlight=False)
