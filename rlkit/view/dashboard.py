@@ -192,14 +192,16 @@ class Dashboard:
             shell().events.register("post_run_cell", self._after_cell)
 
     def _watch(self) -> None:
-        pause = PAUSE
+        pause, before = PAUSE, 0.0
         while not self._closed.wait(pause):
             started = time.thread_time()
             self.refresh()
             if self._stale and time.monotonic() - self._pictured > PICTURE_PAUSE:
                 with self._lock:
                     self._guarded(self._renew_picture)
-            pause = max(PAUSE, SHARE * (time.thread_time() - started))
+            cost = time.thread_time() - started
+            pause = max(PAUSE, SHARE * min(cost, before))  # one slow look alone (a first import) delays nothing
+            before = cost
 
     def _after_cell(self, result: Any = None) -> None:
         """A cell has ended: if the notebook is saved now, the picture is the state of now."""
