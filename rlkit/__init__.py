@@ -26,6 +26,7 @@ from rlkit.rollout import PromptBatch, Rollout, SamplingParams, Scores, Update
 from rlkit.run import Run, RunReader
 from rlkit.sampling import TransformersEngine, sample
 from rlkit.step import loss_step
+from rlkit.view import Dashboard, show_completions
 from rlkit.vstar import ValueTable, estimate_vstar
 from rlkit.world import World, setup
 
@@ -38,6 +39,7 @@ __all__ = [
     "AStarPO",
     "Accumulated",
     "Comparison",
+    "Dashboard",
     "Evaluation",
     "ExportError",
     "LossInputs",
@@ -79,6 +81,7 @@ __all__ = [
     "sample",
     "score",
     "setup",
+    "show_completions",
     "tasks",
     "update_reference",
     "vllm_memory",

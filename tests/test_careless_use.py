@@ -10,7 +10,7 @@ from builders import make_rollout, make_scores, tiny_policy
 
 import rlkit as rl
 from rlkit.prompts import content_id
-from rlkit.run.plot import curves_as_svg
+from rlkit.run.svg import picture
 
 
 def advantages(rollout):
@@ -218,8 +218,8 @@ def test_a_saved_notebook_shows_a_picture_of_the_curves(tmp_path):
     svg = bundle["image/svg+xml"]
     path = svg.split(chr(60) + "path d=")[1].split(" fill")[0]
     assert path.count("M") == 2  # a gap where nothing was measured
-    assert "&lt;b&gt;" in curves_as_svg([0, 1], {"<b>": [1.0, 2.0], "c": [1.0, 1.0]}, "<b>")
-    curves_as_svg([], {"a": []}, "empty")
+    assert "&lt;b&gt;" in picture("<b>", {"<b>": ([0, 1], [1.0, 2.0]), "c": ([0, 1], [1.0, 1.0])})
+    picture("empty", {"a": ([], [])})
 
 
 def test_the_smollm2_file_is_found_without_importing_its_package(tmp_path, monkeypatch):

@@ -1011,7 +1011,16 @@ export default () => ({
       }),
       remember: (state) => model.send({ kind: "remember", state }),
     });
+    // plotly measures its place at a resize of the window only; the charts beside this panel were drawn before they had one
+    let width = 0;
+    const sized = new ResizeObserver(() => {
+      if (element.clientWidth === width) return;
+      width = element.clientWidth;
+      window.dispatchEvent(new Event("resize"));
+    });
+    sized.observe(element);
     return () => {
+      sized.disconnect();
       model.off("msg:custom", receive);
       waiting.clear();
       listeners.clear();
