@@ -9,6 +9,7 @@ after sampling is exactly 1. Sequence-to-sequence models are refused.
 
 import contextlib
 import copy
+import functools
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -97,6 +98,36 @@ class Policy:
                 return limit
         return None
 
+    @property
+    def vocab_size(self) -> int:
+        """Number of logits per token."""
+        return vocabulary_size(self.model)
+
+    @functools.cached_property
+    def unused_ids(self) -> tuple[int, ...]:
+        """Ids that the model has a logit for but the tokenizer no token (padding of the vocabulary); never sampled."""
+        used = set(self.tokenizer.get_vocab().values())
+        return tuple(i for i in range(self.vocab_size) if i not in used)
+
+    def use(self, engine: "Engine") -> "Policy":
+        """Draw completions with this engine from now on; `sample`, `evaluate` and `estimate_vstar` take it.
+
+        Returns:
+            The policy itself.
+
+        Raises:
+            ValueError: the engine was made for another policy.
+
+        Example: `policy.use(rl.VLLMColocate(policy, max_model_length=512))`
+        """
+        if engine.policy is not self:
+            raise ValueError(
+                f"policy.use: the engine {engine.name!r} was made for {engine.policy!r}, not for this policy. Make one "
+                "with this policy as its first argument."
+            )
+        self.engine = engine
+        return self
+
     def trainable_parameters(self) -> list[nn.Parameter]:
         """The parameters that an optimizer should get."""
         return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
@@ -122,6 +153,10 @@ class Policy:
             if self.autocast is not None:
                 stack.enter_context(torch.autocast(self.device.type, dtype=self.autocast))
             yield
+
+    def adapter_in_place(self) -> contextlib.AbstractContextManager[None]:
+        """Around a reading of the weights: a reference that shares the policy's model puts its own adapter in."""
+        return contextlib.nullcontext()
 
     @contextlib.contextmanager
     def without_gradient(self) -> Iterator[None]:

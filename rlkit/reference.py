@@ -41,11 +41,12 @@ class AdapterReference(Policy):
     def inference_settings(self) -> Iterator[None]:
         """The reference's adapter instead of the trained one, and everything else as the policy has it."""
         self.autocast = self._trained.autocast
-        with self._adapter_in_place(), super().inference_settings():
+        with self.adapter_in_place(), super().inference_settings():
             yield
 
     @contextlib.contextmanager
-    def _adapter_in_place(self) -> Iterator[None]:
+    def adapter_in_place(self) -> Iterator[None]:
+        """The reference's adapter is the active one inside; what is trained stays as it was."""
         trainable = [(parameter, parameter.requires_grad) for parameter in self.model.parameters()]
         active = self.model.active_adapter
         try:

@@ -94,6 +94,7 @@ class Rollout(Record):
         sampling: the settings they were drawn with.
         policy_version: number of optimizer steps the policy had taken.
         engine: name of the engine that drew them.
+        logp_recomputed: True if `sampler_logp` is the policy's, because the engine's are of a truncated distribution.
     """
 
     prompt_ids: Int[Tensor, "B L"]
@@ -110,6 +111,7 @@ class Rollout(Record):
     sampling: SamplingParams = field(default_factory=SamplingParams)
     policy_version: int = 0
     engine: str = "transformers"
+    logp_recomputed: bool = False
 
     def __post_init__(self) -> None:
         check_lengths(

@@ -22,6 +22,7 @@ class SamplingParams:
         repetition_penalty: > 1 makes tokens that occurred before less likely; 1 changes nothing.
         min_completion_length: no end of sequence before so many tokens.
         stop_strings: a completion ends after the token that completes one of these texts.
+        regex: a completion is forced to match this regular expression as a whole; None does not force anything.
     """
 
     max_completion_length: int = 256
@@ -32,6 +33,7 @@ class SamplingParams:
     repetition_penalty: float = 1.0
     min_completion_length: int = 0
     stop_strings: tuple[str, ...] = ()
+    regex: str | None = None
 
     def __post_init__(self) -> None:
         def need(ok: bool, name: str, expected: str, advice: str = "") -> None:
@@ -62,11 +64,13 @@ class SamplingParams:
             f"between 0 and max_completion_length={self.max_completion_length}",
         )
         need(all(self.stop_strings), "stop_strings", "texts that are not empty")
+        need(self.regex is None or (isinstance(self.regex, str) and self.regex != ""), "regex", "a text or None")
 
     @property
     def truncates(self) -> bool:
         """True if the sampler leaves the policy's own distribution, so that its samples are not on-policy."""
-        return self.top_p < 1 or self.top_k > 0 or bool(self.min_p) or self.repetition_penalty != 1
+        truncated = self.top_p < 1 or self.top_k > 0 or bool(self.min_p) or self.repetition_penalty != 1
+        return truncated or self.regex is not None
 
     @property
     def is_greedy(self) -> bool:

@@ -1,1 +1,1 @@
-"""Engines beside the default one: vLLM in the process, vLLM as a server, transformers' continuous batching."""
+"""Engines beside the default one: vLLM in the process and what every engine with weights of its own shares."""

@@ -118,4 +118,5 @@ def join(rollouts: Sequence[Rollout], pad_id: int) -> Rollout:
         sampling=kept[0].sampling,
         policy_version=kept[0].policy_version,
         engine=kept[0].engine,
+        logp_recomputed=kept[0].logp_recomputed,
     )

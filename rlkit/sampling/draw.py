@@ -24,14 +24,16 @@ def uniform_noise(seed: int, group_ids: Sequence[int], num_generations: int, len
     A longer `length` or a larger `num_generations` extends what a smaller one gives for the same group.
     """
     rows = [
-        np.random.Generator(np.random.Philox(np.random.SeedSequence([*_words(seed), *_words(group), g]))).random(length)
+        np.random.Generator(
+            np.random.Philox(np.random.SeedSequence([*seed_words(seed), *seed_words(group), g]))
+        ).random(length)
         for group in group_ids
         for g in range(num_generations)
     ]
     return torch.from_numpy(np.stack(rows) if rows else np.zeros((0, length))).clamp(max=BELOW_ONE)
 
 
-def _words(value: int) -> tuple[int, int]:
+def seed_words(value: int) -> tuple[int, int]:
     """A signed 64-bit number as two 32-bit words: numpy would run numbers of other lengths together."""
     return value % 2**32, value % 2**64 >> 32
 

@@ -1,5 +1,7 @@
 """`sample`: the first step of the loop, the same for every engine."""
 
+import contextlib
+import dataclasses
 import math
 import warnings
 from collections.abc import Sequence
@@ -8,14 +10,19 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from rlkit import collectives
+from rlkit.engines.weights import named_weights
+from rlkit.logps import compute_logps
 from rlkit.prompts import make_batch
 from rlkit.rollout import Prompt, PromptBatch, Rollout, SamplingParams
 from rlkit.sampling.assemble import assemble
-from rlkit.sampling.engine import Completion, Engine
+from rlkit.sampling.engine import Completion, Engine, EngineError
 from rlkit.sampling.transformers_engine import TransformersEngine
 
 if TYPE_CHECKING:
     from rlkit.policy import Policy
+
+RECOMPUTED_ROWS = 64
+"""Rows of one pass where the log-probabilities are recomputed."""
 
 
 def sample(
@@ -31,6 +38,7 @@ def sample(
     repetition_penalty: float = 1.0,
     min_completion_length: int = 0,
     stop_strings: Sequence[str] | str = (),
+    regex: str | None = None,
     seed: int | None = None,
     generator: torch.Generator | None = None,
 ) -> Rollout:
@@ -50,6 +58,7 @@ def sample(
             on-policy; each is off by default and warned about once.
         min_completion_length: no end token before so many tokens.
         stop_strings: texts that end a completion; the token that completes one is kept.
+        regex: every completion is forced to match this regular expression as a whole.
         seed: of this call. None draws one from `generator`, or from torch's CPU generator, which `rl.setup(seed=...)`
             seeds.
         generator: a CPU generator to draw the seed from.
@@ -63,16 +72,12 @@ def sample(
     Example:
         rollout = rl.sample(policy, ["12+34="], num_generations=4, max_completion_length=8, seed=0)
     """
-    engine = policy if hasattr(policy, "generate") and hasattr(policy, "policy") else None
-    if engine is None and not hasattr(policy, "score_tokens"):
+    if not hasattr(policy, "score_tokens") and not (hasattr(policy, "generate") and hasattr(policy, "policy")):
         raise TypeError(
             f"sample: expected a policy (rl.load_policy) or an engine, got {type(policy).__name__}. "
             "A transformers model becomes a policy by rl.load_policy(model, tokenizer=tokenizer)."
         )
-    owner: Policy = policy.policy if engine is not None else policy  # type: ignore[union-attr, assignment]
-    if engine is None:
-        engine = owner.engine or TransformersEngine(owner)
-        owner.engine = engine
+    owner, engine = owner_and_engine(policy)
     params = SamplingParams(
         max_completion_length=max_completion_length,
         temperature=temperature,
@@ -82,6 +87,7 @@ def sample(
         repetition_penalty=repetition_penalty,
         min_completion_length=min_completion_length,
         stop_strings=(stop_strings,) if isinstance(stop_strings, str) else tuple(stop_strings or ()),
+        regex=regex,
     )
     if not isinstance(num_generations, int):
         raise TypeError(f"sample: num_generations must be a whole number, got {num_generations!r}.")
@@ -91,47 +97,99 @@ def sample(
         batch = make_batch(owner, batch)
     if not len(batch) and not collectives.is_many():
         raise ValueError("sample: the batch has no prompts.")
-    check_context(owner, batch, params)
+    check_context(owner, batch, params, engine)
     if params.truncates and not params.is_greedy:
         warnings.warn(
-            "sample: top_p, top_k, min_p and repetition_penalty draw from another distribution than the policy's, so "
-            "the completions are not on-policy. Log-probabilities are the policy's own, not the sampler's.",
+            "sample: top_p, top_k, min_p, repetition_penalty and regex draw from another distribution than that of the "
+            "policy, so the completions are not on-policy. Log-probabilities are the policy's own, not the sampler's.",
             stacklevel=2,
         )
     if seed is None:
         seed = int(torch.randint(2**62, (), generator=generator))
+    sync(engine)
     completions = engine.generate(
         batch.token_ids, batch.group_id.tolist(), num_generations=num_generations, params=params, seed=seed
     )
-    _check_completions(completions, batch, num_generations, engine.name)
-    return assemble(owner, batch, completions, params, engine.name)
+    _check_completions(completions, batch, num_generations, engine)
+    rollout = assemble(owner, batch, completions, params, engine.name)
+    if not engine.renormalises(params):
+        return rollout
+    # The engine's numbers are those of the truncated distribution: as a denominator they would bias every ratio by the
+    # mass that was cut off (known_faults B51), so the policy's own take their place.
+    logp = compute_logps(owner, rollout, micro_batch_size=RECOMPUTED_ROWS)
+    return dataclasses.replace(rollout, sampler_logp=logp, logp_recomputed=True)
 
 
-def check_context(policy: "Policy", batch: PromptBatch, params: SamplingParams) -> None:
-    """Refuse prompts that leave no room for a completion in the model's context.
+def owner_and_engine(policy: "Policy | Engine") -> "tuple[Policy, Engine]":
+    """The policy and the engine that draws for it; a policy without one gets the transformers engine."""
+    given: Any = policy
+    if not hasattr(given, "score_tokens"):
+        return given.policy, given
+    if given.engine is None:
+        given.engine = TransformersEngine(given)
+    return given, given.engine
+
+
+def sync(engine: Engine) -> None:
+    """Hand the policy's weights to an engine that has older ones. Every process calls it; all fail together.
+
+    Raises:
+        EngineError: some process's engine could not take them.
+    """
+    policy = engine.policy
+    stale = collectives.maxima({"stale": float(engine.version != policy.version)})["stale"]
+    if not stale:
+        return
+    problem: Exception | None = None
+    with contextlib.closing(named_weights(policy)) as weights:
+        try:
+            engine.sync(weights, policy.version)
+        except (EngineError, ValueError, OSError) as error:
+            problem = error
+    if problem is None and engine.version != policy.version:
+        problem = EngineError(
+            f"sample: engine {engine.name!r} has weights of version {engine.version} after it was given version "
+            f"{policy.version}; its completions would not be the policy's."
+        )
+    said = collectives.gather(None if problem is None else str(problem))
+    if problem is not None:
+        raise problem
+    others = [f"rank {place}: {text}" for place, text in enumerate(said) if text is not None]
+    if others:
+        raise EngineError(f"sample: the weights did not reach the engine of {'; '.join(others)}")
+
+
+def check_context(policy: "Policy", batch: PromptBatch, params: SamplingParams, engine: Engine | None = None) -> None:
+    """Refuse prompts that leave no room for a completion in the context of the model, or of the engine.
 
     Raises:
         ValueError: names the prompts, their lengths and the limit.
     """
-    limit = policy.max_context
-    if limit is None:
+    limits = {"the model's context": policy.max_context}
+    if engine is not None:
+        limits[f"max_model_length of engine {engine.name!r}"] = engine.max_context
+    known = {whose: length for whose, length in limits.items() if length is not None}
+    if not known:
         return
+    whose = min(known, key=lambda name: known[name])
+    limit = known[whose]
     room = limit - params.max_completion_length
     too_long = [place for place, ids in enumerate(batch.token_ids) if len(ids) > room]
     if too_long:
         worst = max(len(batch.token_ids[place]) for place in too_long)
         raise ValueError(
             f"sample: prompt(s) {too_long[:8]} of the batch do not fit: up to {worst} prompt tokens + "
-            f"max_completion_length={params.max_completion_length} exceed the model's context of {limit} tokens. "
+            f"max_completion_length={params.max_completion_length} exceed {whose}, {limit} tokens. "
             f"Use max_completion_length <= {max(limit - worst, 0)}, or leave out long prompts with "
             "PromptLoader(..., max_prompt_length=..., on_long='skip')."
         )
 
 
 def _check_completions(
-    completions: list[list[Completion]], batch: PromptBatch, num_generations: int, engine_name: str
+    completions: list[list[Completion]], batch: PromptBatch, num_generations: int, engine: Engine
 ) -> None:
     """An engine is outside code: what it returns is checked before it becomes a rollout."""
+    engine_name = engine.name
     sizes = [len(group) for group in completions]
     if sizes != [num_generations] * len(batch):
         raise RuntimeError(
@@ -140,6 +198,11 @@ def _check_completions(
         )
     for place, group in enumerate(completions):
         for completion in group:
+            if completion.version not in (None, engine.policy.version):
+                raise EngineError(
+                    f"sample: engine {engine_name!r} drew a completion of prompt {place} with the weights of version "
+                    f"{completion.version}, the policy is at version {engine.policy.version}."
+                )
             if not completion.token_ids or len(completion.token_ids) != len(completion.logp):
                 raise RuntimeError(
                     f"sample: engine {engine_name!r} returned {len(completion.token_ids)} tokens with "

@@ -16,7 +16,7 @@ from rlkit.logps import causal_lm_of
 from rlkit.rollout import SamplingParams
 from rlkit.sampling.decode import decode
 from rlkit.sampling.draw import uniform_noise
-from rlkit.sampling.engine import Completion
+from rlkit.sampling.engine import Completion, PolicyModelEngine
 from rlkit.sampling.generate import can_generate_batches, sample_by_length
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-class TransformersEngine:
+class TransformersEngine(PolicyModelEngine):
     """Samples with the policy's model in this process.
 
     Args:
@@ -67,7 +67,8 @@ class TransformersEngine:
                     ):
                         group += done
                 result += groups
-        return result
+        version = self.policy.version
+        return [[completion._replace(version=version) for completion in group] for group in result]
 
     def _generate(
         self,

@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 import rlkit as rl
-from rlkit.sampling.engine import Completion
+from rlkit.sampling.engine import Completion, PolicyModelEngine
 from rlkit.sampling.sample import sample
 
 PROMPTS = ("1+2=", "what is 7?", "ab")
@@ -180,7 +180,7 @@ def run_trainer(trace: Trace, optimizer: torch.optim.Optimizer, model: Any) -> T
     return trace
 
 
-class ScriptedEngine:
+class ScriptedEngine(PolicyModelEngine):
     """An engine of rlkit that gives each prompt the completions that `lookup` names."""
 
     name = "scripted"

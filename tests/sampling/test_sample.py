@@ -10,9 +10,10 @@ from transformers import BloomConfig, BloomForCausalLM
 import rlkit as rl
 from rlkit.prompts import make_batch
 from rlkit.sampling import Completion
+from rlkit.sampling.engine import PolicyModelEngine
 
 
-class EchoEngine:
+class EchoEngine(PolicyModelEngine):
     """An engine that answers with the first token of the prompt, g+1 times, and an end token."""
 
     name = "echo"
