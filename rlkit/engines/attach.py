@@ -91,18 +91,18 @@ def check_fit(server: Described, policy: "Policy", ours: Manifest) -> None:
         EngineError: another model, another dtype, or log-probabilities of something else.
     """
     where = server.remote.where
-    if server.shapes is not None:
+    if server.shapes is not None and ours:  # quantised weights have shapes of their own
         try:
             check_manifest(ours, {name: (tuple(s), None) for name, s in server.shapes.items()}, "VLLMServer")
         except ValueError as error:
             raise EngineError(f"{error} It is {server.model!r} at {where}; the policy is {policy.name!r}.") from error
-    own: torch.dtype = next(policy.model.parameters()).dtype
+    own: torch.dtype = next(p.dtype for p in policy.model.parameters() if p.is_floating_point())
     fitting = {str(dtype).removeprefix("torch.") for dtype in (own, policy.autocast) if dtype is not None}
     if server.dtype not in fitting:
         raise EngineError(
-            f"VLLMServer: the server at {where} computes in {server.dtype}, the policy in {' or '.join(sorted(fitting))},"
-            f" so its tokens would come from other numbers. Start it with: rlkit serve {server.model} --dtype "
-            f"{sorted(fitting)[0]}."
+            f"VLLMServer: the server at {where} computes in {server.dtype}, the policy in "
+            f"{' or '.join(sorted(fitting))}, so its tokens would come from other numbers. Start it with: rlkit serve "
+            f"{server.model} --dtype {sorted(fitting)[0]}."
         )
     if server.logprobs_mode != "processed_logprobs":
         raise EngineError(

@@ -32,6 +32,7 @@ def draw(
     requests: Sequence[dict[str, Any]],
     *,
     version: int,
+    model: str | None = None,
 ) -> list[list[Completion]]:
     """Completions for each prompt.
 
@@ -42,12 +43,13 @@ def draw(
         prompts: token ids.
         requests: for each prompt its settings, from `vllm_request`.
         version: of the weights that the servers have.
+        model: name of an adapter on the servers; None draws from their model itself.
 
     Raises:
         EngineError: a server dies, hangs, refuses, or cuts a completion off; the other requests are dropped.
     """
     jobs = list(zip((servers[share] for share in shares), prompts, requests, strict=True))
-    answers = run_apart(lambda: _draw_all(servers, jobs))
+    answers = run_apart(lambda: _draw_all(servers, jobs, model))
     return [
         _read(policy, server, prompt, settings["n"], answer, version)
         for (server, prompt, settings), answer in zip(jobs, answers, strict=True)
@@ -55,14 +57,15 @@ def draw(
 
 
 async def _draw_all(
-    servers: Sequence[Described], jobs: Sequence[tuple[Described, Sequence[int], dict[str, Any]]]
+    servers: Sequence[Described], jobs: Sequence[tuple[Described, Sequence[int], dict[str, Any]]], model: str | None
 ) -> list[Any]:
     import httpx
 
     limits = httpx.Limits(max_connections=OPEN_REQUESTS, max_keepalive_connections=0)
-    async with httpx.AsyncClient(trust_env=False, limits=limits, timeout=httpx.Timeout(None)) as client:
+    verify = any(server.remote.verify for server in servers)
+    async with httpx.AsyncClient(trust_env=False, limits=limits, timeout=None, verify=verify) as client:
         heard = {server.remote.url: time.monotonic() for server in servers}
-        wanted = [asyncio.ensure_future(_draw_one(client, *job, heard)) for job in jobs]
+        wanted = [asyncio.ensure_future(_draw_one(client, *job, model, heard)) for job in jobs]
         watches = [asyncio.ensure_future(_watch(server, heard)) for server in servers]
         tasks = {*wanted, *watches}
         try:
@@ -79,11 +82,16 @@ async def _draw_all(
 
 
 async def _draw_one(
-    client: Any, server: Described, prompt: Sequence[int], settings: dict[str, Any], heard: dict[str, float]
+    client: Any,
+    server: Described,
+    prompt: Sequence[int],
+    settings: dict[str, Any],
+    model: str | None,
+    heard: dict[str, float],
 ) -> Any:
     remote, path = server.remote, "/v1/completions"
     body = {
-        "model": server.model,
+        "model": model or server.model,
         "prompt": list(prompt),
         "return_token_ids": True,
         "add_special_tokens": False,
@@ -101,7 +109,7 @@ async def _watch(server: Described, heard: dict[str, float]) -> None:
 
     remote = server.remote
     count = -1.0
-    async with httpx.AsyncClient(trust_env=False, timeout=remote.deadline) as client:
+    async with httpx.AsyncClient(trust_env=False, timeout=remote.deadline, verify=remote.verify) as client:
         while True:
             await asyncio.sleep(min(2.0, remote.deadline / 4))
             left = heard[remote.url] + remote.deadline - time.monotonic()

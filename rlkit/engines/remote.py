@@ -42,6 +42,7 @@ class Remote:
         self.url = f"{parts.scheme}://{parts.netloc}{parts.path}"
         self.host, self.port = host, port or 443
         self.deadline = deadline
+        self.verify = parts.scheme == "https"  # reading the certificates takes longer than a call that needs none
         self.headers = {"Authorization": f"Bearer {token}"} if token else {}
 
     @property
@@ -76,6 +77,7 @@ class Remote:
                 headers=self.headers,
                 timeout=limit,
                 trust_env=False,
+                verify=self.verify,
             )
         return self.read(answer, path)
 
@@ -88,7 +90,10 @@ class Remote:
         import httpx
 
         with self.translated(path, self.deadline):
-            return httpx.get(self.url + path, headers=self.headers, timeout=self.deadline, trust_env=False).status_code
+            answer = httpx.get(
+                self.url + path, headers=self.headers, timeout=self.deadline, trust_env=False, verify=self.verify
+            )
+        return answer.status_code
 
     def read(self, answer: Any, path: str) -> Any:
         """Values of an answer of httpx.

@@ -17,6 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from rlkit.engines.served import served_model
 from rlkit.engines.server_settings import (
     ServerSettings,
     check_port,
@@ -224,31 +225,8 @@ def run_server(model: str, settings: ServerSettings, *, log: Path | None = None,
         )
 
 
-def served_model(model: "Policy | str | os.PathLike[str]", scratch: Path) -> str:
-    """What vLLM loads: a folder, written to `scratch` for a policy and for the offline models, or a hub id as it is.
-
-    Raises:
-        FileNotFoundError: a path that leads nowhere.
-    """
-    if not isinstance(model, (str, os.PathLike)):
-        from rlkit.engines.weights import save_served
-
-        return str(save_served(model, scratch / "model"))
-    name = os.fspath(model)
-    if name in ("tiny-add", "smollm2") or name.endswith(".gguf"):
-        from rlkit.loading import load_policy
-
-        load_policy(name, device="cpu").save_pretrained(scratch / "model")
-        return str(scratch / "model")
-    if not Path(name).is_dir() and (name.startswith((".", "/", "~")) or name.count("/") > 1):
-        raise FileNotFoundError(f"rlkit serve: there is no folder {name}. Give a saved model's folder, or a hub id.")
-    return name
-
-
 def _dtype_of(model: "Policy | str | os.PathLike[str]") -> str:
     if isinstance(model, (str, os.PathLike)):
         return "float32"
     dtype = model.autocast or next(model.model.parameters()).dtype
     return str(dtype).removeprefix("torch.")
-
-

@@ -12,13 +12,11 @@ Left out: weights that go over while completions are still drawn (off-policy by 
 templates would replace the policy's own.
 """
 
-import contextlib
 import os
 import secrets
-import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -26,9 +24,18 @@ from torch import Tensor
 from rlkit import collectives
 from rlkit.engines.attach import Described, attach, check_fit
 from rlkit.engines.completions import draw
+from rlkit.engines.handover import (
+    ADAPTER,
+    SHARED_MEMORY,
+    AdapterHandover,
+    FileHandover,
+    Handover,
+    NCCLHandover,
+    remove_left_files,
+)
 from rlkit.engines.remote import Remote
 from rlkit.engines.requests import truncates_in_vllm, vllm_request
-from rlkit.engines.weights import Manifest, check_manifest, manifest
+from rlkit.engines.weights import Manifest, is_quantised, manifest
 from rlkit.rollout import SamplingParams
 from rlkit.sampling.engine import Completion, EngineError
 
@@ -36,9 +43,8 @@ if TYPE_CHECKING:
     from rlkit.policy import Policy
 
 SyncWay = Literal["auto", "shm", "disk", "nccl"]
-SHARED_MEMORY = Path("/dev/shm")
+Lora = Literal["auto", "merge", "adapter"]
 FRESH = "default"  # vLLM's own name for the weights of a server that has just been started
-LEAST_BYTES_PER_SECOND = 50e6  # a load slower than this counts as hanging
 
 
 class VLLMServer:
@@ -54,6 +60,8 @@ class VLLMServer:
             `folder`, which both sides see. "nccl": GPU to GPU. "auto": shm on this machine, else disk if there is a
             `folder`, else nccl.
         folder: for "disk".
+        lora: "merge" brings the base weights with the adapter merged in, on a copy. "adapter" brings the adapter alone,
+            to a server with `--lora-rank`. "auto" does the latter for quantised base weights only.
         token: of the server, if it asks for one.
         group_port: for "nccl": port at which trainer and server meet.
 
@@ -76,6 +84,7 @@ class VLLMServer:
         deadline: float = 60.0,
         sync: SyncWay = "auto",
         folder: str | os.PathLike[str] | None = None,
+        lora: Lora = "auto",
         token: str | None = None,
         group_port: int = 51216,
     ) -> None:
@@ -87,18 +96,27 @@ class VLLMServer:
         if not self.remotes:
             raise ValueError("VLLMServer: url is empty; give the server's address, 'http://127.0.0.1:8000'.")
         self.way = choose_way(self.remotes, sync, folder)
-        self.folder = Path(folder) if folder is not None else SHARED_MEMORY
-        self.group_port = group_port
+        by_adapter = uses_adapter(policy, lora)
+        place = Path(folder) if folder is not None else SHARED_MEMORY
         self.word = collectives.from_main(secrets.token_hex(4))  # in the name of the weights: whose they are
-        self.manifest: Manifest = manifest(policy)
+        shapes: Manifest = {} if is_quantised(policy.model) else manifest(policy)
         self.servers: list[Described] = [attach(remote) for remote in self.remotes]
         for server in self.servers:
-            check_fit(server, policy, self.manifest)
+            check_fit(server, policy, shapes)
+        self.model = ADAPTER if by_adapter else None  # instead of the server's own name of its model
         self._version: int | None = None
         self._closed = False
-        self._nccl: Any = None
-        if collectives.rank() == 0 and self.way in ("shm", "disk"):
-            remove_left_files(self.folder)
+        self.handover: Handover
+        if by_adapter:
+            if self.way == "nccl":
+                raise ValueError("VLLMServer: an adapter alone goes over as a file. Give folder= on a shared disk.")
+            self.handover = AdapterHandover(policy, self.servers, place)
+        elif self.way == "nccl":
+            self.handover = NCCLHandover(self.servers, shapes, group_port)
+        else:
+            self.handover = FileHandover(self.servers, place)
+        if collectives.rank() == 0:
+            remove_left_files(place)
 
     @property
     def max_context(self) -> int | None:
@@ -156,7 +174,7 @@ class VLLMServer:
         if not prompts:
             return []
         shares = [(place + collectives.rank()) % len(self.servers) for place in range(len(prompts))]
-        drawn = draw(self.policy, self.servers, shares, prompts, requests, version=version)
+        drawn = draw(self.policy, self.servers, shares, prompts, requests, version=version, model=self.model)
         if self.version != version:
             raise EngineError(
                 f"VLLMServer: a server of {', '.join(r.where for r in self.remotes)} was started again while it drew "
@@ -177,16 +195,19 @@ class VLLMServer:
         """
         if self._closed:
             raise EngineError("VLLMServer: the engine is closed. Make a new one: VLLMServer(policy, url=...).")
-        if self.way == "nccl":
-            problem = self._sync_nccl(tensors, version)
-        else:
-            problem = self._sync_file(tensors, version)
-        problem = collectives.from_main(problem)
-        if isinstance(problem, EngineError):
+        problem: Exception | None = None
+        try:
+            self.handover.send(tensors, self._tag(version))
+        except (EngineError, ValueError, OSError) as error:
+            problem = error
+        said = collectives.gather(problem)  # one process that raises alone would leave the others waiting
+        found = next((error for error in said if error is not None), None)
+        if found is None:
+            self._version = version
+            return
+        if not isinstance(found, ValueError):  # else nothing was changed
             self._version = None
-        if problem is not None:
-            raise problem
-        self._version = version
+        raise found
 
     def check(self) -> None:
         """Nothing if every server can draw from the policy's weights.
@@ -205,99 +226,10 @@ class VLLMServer:
     def close(self) -> None:
         """Let go of the servers; they stay up. Closing twice is harmless."""
         self._closed = True
-        if self._nccl is not None:
-            for client in self._nccl:
-                client.close_communicator()
-            self._nccl = None
+        self.handover.close()
 
     def _tag(self, version: int) -> str:
         return f"rlkit-{self.word}-{version}"
-
-    def _sync_file(self, tensors: Iterable[tuple[str, Tensor]], version: int) -> Exception | None:
-        """Sync through a file that the servers read; the error is returned, for every process."""
-        if collectives.rank() != 0:
-            for _ in tensors:  # sharded weights are whole only while all processes read them
-                pass
-            return None
-        from safetensors.torch import save_file
-
-        # Copies: a tied head shares its memory, which the format does not allow, and tensors are only lent.
-        weights = {name: torch.clone(t.detach().to("cpu"), memory_format=torch.contiguous_format) for name, t in tensors}
-        try:
-            given: Manifest = {name: (tuple(t.shape), t.dtype) for name, t in weights.items()}
-            for server in self.servers:
-                if server.shapes is not None:
-                    check_manifest(given, {n: (tuple(s), None) for n, s in server.shapes.items()}, "VLLMServer.sync")
-            with self._file() as file:
-                save_file(weights, file)
-                size = sum(t.numel() * t.element_size() for t in weights.values())
-                for server in self.servers:
-                    with paused(server.remote):
-                        self._load(server.remote, file, size)
-                        self._finish(server.remote, version)
-        except (EngineError, ValueError, OSError) as error:
-            return error
-        return None
-
-    def _load(self, remote: Remote, file: str, size: int) -> None:
-        deadline = remote.deadline + size / LEAST_BYTES_PER_SECOND
-        answers = remote.call(
-            "POST", "/collective_rpc", body={"method": "rlkit_load", "args": [file]}, deadline=deadline
-        )["results"]
-        bad = [answer for answer in answers if not answer["ok"]]
-        if bad:
-            if any(answer["mixed"] for answer in bad):  # so that other clients see it too
-                remote.call("POST", "/update_weight_version", body={"new_version": "rlkit-mixed"})
-            raise EngineError(f"VLLMServer: {remote.where} did not take the weights: {bad[0]['error']}")
-
-    def _finish(self, remote: Remote, version: int) -> None:
-        """What must follow a load: nothing cached from older weights, and the new name."""
-        if not remote.call("POST", "/reset_prefix_cache")["success"]:
-            raise EngineError(
-                f"VLLMServer: {remote.where} did not reset its prefix cache, which holds values of older weights, "
-                "because requests of another client are alive there. Give each trainer its own server."
-            )
-        remote.call("POST", "/update_weight_version", body={"new_version": self._tag(version)})
-
-    @contextlib.contextmanager
-    def _file(self) -> Iterator[str]:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(prefix=f"rlkit-{os.getpid()}-", suffix=".safetensors", dir=self.folder)
-        os.close(handle)
-        os.chmod(name, 0o644)  # the server may run as another user
-        try:
-            yield name
-        finally:
-            Path(name).unlink(missing_ok=True)
-
-    def _sync_nccl(self, tensors: Iterable[tuple[str, Tensor]], version: int) -> Exception | None:
-        """GPU to GPU through TRL's client. Not run by any test: there was no GPU (docs/engines.md)."""
-        if collectives.rank() != 0:
-            for _ in tensors:
-                pass
-            return None
-        names = [(name, str(dtype).removeprefix("torch."), list(shape)) for name, (shape, dtype) in self.manifest.items()]
-        try:
-            if self._version is None:  # the first time, and after anything went wrong
-                self.close_group()
-                self._nccl = [join_group(server.remote, self.group_port + i) for i, server in enumerate(self.servers)]
-            whole = list(tensors) if len(self.servers) > 1 else tensors
-            for server, client in zip(self.servers, self._nccl, strict=True):
-                with paused(server.remote):
-                    client.update_named_params(names, iter(whole))
-                    self._finish(server.remote, version)
-        except (EngineError, ValueError, OSError, RuntimeError) as error:
-            return error if isinstance(error, EngineError) else EngineError(f"VLLMServer: NCCL sync failed: {error}")
-        return None
-
-    def close_group(self) -> None:
-        """Leave the NCCL group, also one that a killed client has left open on the server."""
-        for client in self._nccl or []:
-            client.close_communicator()
-        self._nccl = None
-        for server in self.servers:
-            with contextlib.suppress(EngineError):  # there is none yet
-                server.remote.call("POST", "/shutdown_weight_transfer_engine")
 
     def __repr__(self) -> str:
         return f"VLLMServer({','.join(r.url for r in self.remotes)}, sync {self.way}, version {self._version})"
@@ -330,34 +262,15 @@ def choose_way(remotes: Sequence[Remote], sync: str, folder: str | os.PathLike[s
     )
 
 
-@contextlib.contextmanager
-def paused(remote: Remote) -> Iterator[None]:
-    """No completion is drawn inside. The server goes on afterwards, whatever happened."""
-    remote.call("POST", "/pause", params={"mode": "wait"})
-    try:
-        yield
-    except BaseException:
-        with contextlib.suppress(EngineError):  # the first error says more
-            remote.call("POST", "/resume")
-        raise
-    remote.call("POST", "/resume")
+def uses_adapter(policy: "Policy", lora: str) -> bool:
+    """True if only the policy's adapter goes over.
 
-
-def join_group(remote: Remote, port: int) -> Any:
-    """TRL's client for a server, joined to it by NCCL."""
-    from trl.generation.vllm_client import VLLMClient
-
-    client = VLLMClient(base_url=remote.url, group_port=port, connection_timeout=remote.deadline)
-    client.init_communicator(device=torch.device("cuda", torch.cuda.current_device()))
-    return client
-
-
-def remove_left_files(folder: Path) -> None:
-    """Delete weights that processes of this machine have left there by being killed in a sync."""
-    if folder != SHARED_MEMORY:
-        return  # on a shared disk the process may live on another machine
-    for file in folder.glob("rlkit-*-*.safetensors"):
-        number = file.name.split("-")[1]
-        if number.isdecimal() and not Path("/proc", number).exists():
-            with contextlib.suppress(OSError):
-                file.unlink()
+    Raises:
+        ValueError: an unknown way, or one that this policy cannot have.
+    """
+    if lora not in get_args(Lora):
+        raise ValueError(f"VLLMServer: lora must be one of {', '.join(get_args(Lora))}, got {lora!r}.")
+    adapted = hasattr(policy.model, "peft_config")
+    if lora == "adapter" and not adapted:
+        raise ValueError(f"VLLMServer: lora='adapter', but {policy.name!r} has no adapter.")
+    return lora == "adapter" or (lora == "auto" and adapted and is_quantised(policy.model))

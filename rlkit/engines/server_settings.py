@@ -191,6 +191,6 @@ def is_healthy(url: str) -> bool:
     import httpx
 
     try:
-        return httpx.get(f"{url}/health", timeout=5, trust_env=False).status_code == 200
+        return httpx.get(f"{url}/health", timeout=5, trust_env=False, verify=False).status_code == 200
     except httpx.TransportError:
         return False
