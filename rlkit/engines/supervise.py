@@ -3,9 +3,10 @@
     who asked -> supervisor (this module, `rlkit serve`) -> vLLM's API server -> engine core -> workers
 
 vLLM runs in a session of its own. However it ends, the supervisor kills what is left of that session: an engine core
-outlives an API server that was killed. If the supervisor itself is killed, the processes below it die with their parents
-(`dying`). If the process that asked is gone (a notebook's kernel), the supervisor ends by itself; it looks at its parent's id instead of
-asking for a signal, because that signal also comes when merely the thread that started the server has ended.
+outlives an API server that was killed. If the supervisor itself is killed, the processes below it die with their
+parents (`dying`). If the process that asked is gone (a notebook's kernel), the supervisor ends by itself; it looks at
+its parent's id instead of asking for a signal, because that signal also comes when merely the thread that started the
+server has ended.
 """
 
 import contextlib

@@ -11,12 +11,12 @@ describes; a tied head is among them, since vLLM on a CPU packs it apart and kee
 
 import copy
 import os
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from rlkit.engines.dying import VARIABLE, die_with_parent
+from rlkit.engines.weights import check_manifest
 
 if TYPE_CHECKING:
     from torch import nn
@@ -25,7 +25,6 @@ if VARIABLE in os.environ:  # in a process of a server that rlkit has started, n
     die_with_parent()
 
 Shapes = dict[str, list[int]]
-SHOWN = 3  # names in an error
 
 
 class WeightLoader:
@@ -63,11 +62,12 @@ class WeightLoader:
         try:
             weights = _read(file)
             expected = self._rlkit_shapes()
-            wrong = expected and difference(expected, {name: list(tensor.shape) for name, tensor in weights.items()})
+            if expected is not None:
+                given = {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in weights.items()}
+                check_manifest(given, {name: (tuple(shape), None) for name, shape in expected.items()}, "rlkit_load")
+            restore_layers(self.model_runner.get_model())  # type: ignore[attr-defined]  # if someone else's failed
         except Exception as error:  # whatever it is: raised here, it would end the server
             return {"ok": False, "error": f"{type(error).__name__}: {error}", "mixed": mixed}
-        if wrong:
-            return {"ok": False, "error": wrong, "mixed": mixed}
         try:
             self.reload_weights(weights_iterator=iter(weights.items()))  # type: ignore[attr-defined]
         except Exception as error:
@@ -107,38 +107,6 @@ def shapes_of_config(config: Any) -> Shapes | None:
     with torch.device("meta"):
         model = kind._from_config(copy.deepcopy(config))
     return {name: list(p.shape) for name, p in model.named_parameters(remove_duplicate=False)}
-
-
-def difference(expected: Mapping[str, list[int]], given: Mapping[str, list[int]]) -> str | None:
-    """What is wrong with the given weights, or None.
-
-    Example:
-        >>> difference({"embed": [4, 2], "head": [4, 2]}, {"embed": [5, 2], "head": [4, 2]})
-        "1 weight has another shape: 'embed' is [4, 2] in the engine, [5, 2] was given"
-    """
-    missing = [name for name in expected if name not in given]
-    unknown = [name for name in given if name not in expected]
-    shaped = [name for name in given if name in expected and list(given[name]) != list(expected[name])]
-    parts = []
-    if missing:
-        parts.append(f"{len(missing)} {_weights(missing)} missing: {_names(missing)}")
-    if unknown:
-        parts.append(f"{len(unknown)} {_weights(unknown)} unknown to the engine: {_names(unknown)}")
-    if shaped:
-        shown = ", ".join(
-            f"{name!r} is {list(expected[name])} in the engine, {list(given[name])} was given"
-            for name in shaped[:SHOWN]
-        )
-        parts.append(f"{len(shaped)} {'weight has' if len(shaped) == 1 else 'weights have'} another shape: {shown}")
-    return "; ".join(parts) or None
-
-
-def _weights(names: list[str]) -> str:
-    return "weight is" if len(names) == 1 else "weights are"
-
-
-def _names(names: list[str]) -> str:
-    return ", ".join(map(repr, names[:SHOWN])) + (" ..." if len(names) > SHOWN else "")
 
 
 def restore_layers(model: "nn.Module") -> None:
