@@ -9,6 +9,8 @@ completion tokens, L prompt tokens, V vocabulary, K reward functions. One mask m
 from rlkit import _openmp, losses, metrics, oracle, tasks  # _openmp first: it acts before torch is loaded
 from rlkit.advantages import compute_kl, compute_loo_advantage, compute_optimal_advantage, optimal_value
 from rlkit.card import model_card
+from rlkit.engines.serve import Server, serve
+from rlkit.engines.server import VLLMServer
 from rlkit.evaluate import Evaluation, evaluate
 from rlkit.export import ExportError, export
 from rlkit.launch import launch
@@ -43,8 +45,10 @@ __all__ = [
     "Run",
     "SamplingParams",
     "Scores",
+    "Server",
     "TransformersEngine",
     "Update",
+    "VLLMServer",
     "ValueTable",
     "World",
     "a2po_loss",
@@ -67,6 +71,7 @@ __all__ = [
     "rloo_loss",
     "sample",
     "score",
+    "serve",
     "setup",
     "tasks",
     "update_reference",
