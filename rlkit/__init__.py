@@ -23,7 +23,7 @@ from rlkit.reference import update_reference
 from rlkit.rewards import score
 from rlkit.rollout import PromptBatch, Rollout, SamplingParams, Scores, Update
 from rlkit.run import Run
-from rlkit.sampling import TransformersEngine, sample
+from rlkit.sampling import EngineError, TransformersEngine, sample
 from rlkit.step import loss_step
 from rlkit.vstar import ValueTable, estimate_vstar
 from rlkit.world import World, setup
@@ -35,6 +35,7 @@ del _openmp
 __all__ = [
     "RLOO",
     "AStarPO",
+    "EngineError",
     "Evaluation",
     "ExportError",
     "LossInputs",

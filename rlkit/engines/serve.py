@@ -83,8 +83,8 @@ class Server:
 
     def _last_lines(self) -> str:
         lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines() if self.log.exists() else []
-        wanted = [line for line in lines if "Error" in line or "rlkit serve" in line][-3:]
-        return "\n".join([*wanted, *lines[-LAST_LINES:]])
+        errors = [line for line in lines[:-LAST_LINES] if "Error" in line][-3:]
+        return "\n".join([*errors, *lines[-LAST_LINES:]])
 
     def __enter__(self) -> "Server":
         return self

@@ -23,6 +23,7 @@ from rlkit.engines.dying import VARIABLE
 
 WORKER = "rlkit.engines.worker.WeightLoader"
 DTYPES = ("float32", "bfloat16", "float16")
+LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # that vLLM 0.32 offers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +107,7 @@ def serve_command(model: str, settings: ServerSettings) -> list[str]:
         "kv-cache-memory-bytes": None if cache is None else int(cache * 2**30),
         "tensor-parallel-size": settings.tensor_parallel_size,
         "max-num-seqs": settings.max_num_seqs,
-        "max-lora-rank": settings.lora_rank,
+        "max-lora-rank": _offered_rank(settings.lora_rank),
         "logprobs-mode": "processed_logprobs",
         "max-logprobs": -1,
         "generation-config": "vllm",
@@ -124,6 +125,11 @@ def serve_command(model: str, settings: ServerSettings) -> list[str]:
     else:
         command += ["--weight-transfer-config", '{"backend":"nccl"}']
     return [*command, *settings.extra]
+
+
+def _offered_rank(rank: int | None) -> int | None:
+    """The least rank that vLLM offers and that holds this one."""
+    return rank if rank is None else next((offered for offered in LORA_RANKS if offered >= rank), rank)
 
 
 def serve_environment(settings: ServerSettings, environment: Mapping[str, str]) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""A tiny tied model that vLLM can serve, processes of a server as /proc shows them, and raw calls past rlkit's client."""
+"""A tiny tied model that vLLM can serve, a server's processes, and calls past rlkit's client."""
 
 import contextlib
 import json

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from builders import tiny_policy
 
 pytest.importorskip("vllm", reason="no vLLM here: make test-vllm")
 
@@ -45,7 +46,7 @@ pytestmark = pytest.mark.vllm
 
 GAP = 1e-4  # nats, float32: the issue's bound on the difference between engine and trainer
 CLIENT = str(Path(__file__).with_name("server_client.py"))
-LORA_RANK = 4
+LORA_RANK = 8
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +100,7 @@ def test_every_step_samples_from_the_weights_of_that_step(policy):
 
 
 def test_greedy_tokens_are_those_of_the_transformers_engine_also_after_steps(policy):
-    """Greedy picks the likeliest token, which has no seed in it: two engines must agree on each (trap 1: a stale head)."""
+    """The likeliest token needs no seed, so two engines must agree on each (trap 1: a stale head)."""
     for _ in range(2):
         served = draw(policy, top_k=1, max_completion_length=16)
         own = rl.sample(
@@ -211,7 +212,7 @@ def test_an_adapter_beyond_the_servers_rank_is_refused(server):
     policy = tied_policy()
     config = peft.LoraConfig(r=LORA_RANK * 2, target_modules=["q_proj"])
     policy = rl.load_policy(policy.model, tokenizer=policy.tokenizer, peft_config=config, device="cpu")
-    with pytest.raises(EngineError, match=rf"adapters up to rank {LORA_RANK}.*rank 8.*--lora-rank 8"):
+    with pytest.raises(EngineError, match=rf"adapters up to rank {LORA_RANK}.*rank 16.*--lora-rank 16"):
         rl.VLLMServer(policy, url=server.url, lora="adapter")
 
 
@@ -227,7 +228,7 @@ def test_an_adapter_beyond_the_servers_rank_is_refused(server):
         ),
         (lambda: rl.load_policy("tiny-add", device="cpu"), r"another model than the policy"),
         (
-            lambda: rl.load_policy(tied_model().bfloat16(), tokenizer=tied_policy().tokenizer),
+            lambda: tiny_policy(tied_model().bfloat16()),
             r"computes in float32, the",
         ),
     ],
