@@ -12,6 +12,7 @@ Left out: weights that go over while completions are still drawn (off-policy by 
 templates would replace the policy's own.
 """
 
+import logging
 import os
 import secrets
 from collections.abc import Iterable, Sequence
@@ -35,12 +36,14 @@ from rlkit.engines.handover import (
 )
 from rlkit.engines.remote import Remote
 from rlkit.engines.requests import truncates_in_vllm, vllm_request
-from rlkit.engines.weights import Manifest, is_quantised, manifest
+from rlkit.engines.weights import Manifest, is_quantised, manifest, named_weights
 from rlkit.rollout import SamplingParams
 from rlkit.sampling.engine import Completion, EngineError
 
 if TYPE_CHECKING:
     from rlkit.policy import Policy
+
+logger = logging.getLogger(__name__)
 
 SyncWay = Literal["auto", "shm", "disk", "nccl"]
 Lora = Literal["auto", "merge", "adapter"]
@@ -125,28 +128,10 @@ class VLLMServer:
 
     @property
     def version(self) -> int | None:
-        """Policy version of the weights that every server has; asked of the servers each time.
+        """Policy version of the weights that were brought last; None before the first sync and after one that failed.
 
-        None before the first sync, after a failed one, and when a server has been started again.
-
-        Raises:
-            EngineError: a server does not answer, or another client has put its own weights there; asked again, the
-                engine then takes the server back by a sync.
+        `generate` asks the servers whether they still have them.
         """
-        if self._version is None or self._closed:
-            return None
-        for remote in self.remotes:
-            found = remote.call("GET", "/weight_info")["weight_version"]
-            if found == self._tag(self._version):
-                continue
-            mine, self._version = self._version, None
-            if found == FRESH:  # started again in between: sample syncs
-                return None
-            raise EngineError(
-                f"VLLMServer: another client has put its weights ({found!r}) on {remote.where} since version {mine} of "
-                "this policy was synced. Two trainers cannot share a server: give each its own. Calling sample again "
-                "takes this one back."
-            )
         return self._version
 
     def generate(
@@ -160,22 +145,29 @@ class VLLMServer:
     ) -> list[list[Completion]]:
         """For each prompt, `num_generations` completions. The same seed and group id give the same completions.
 
+        Every process of the run calls it. A server that has been started again since the last sync gets the weights
+        anew first.
+
         Raises:
-            EngineError: a server has no valid weights, dies, hangs, or cuts completions off.
+            EngineError: a server has no valid weights or another client's, dies, hangs, or cuts completions off.
             ValueError: settings that vLLM does not have.
         """
         requests = [
             vllm_request(self.policy, params, num_generations=num_generations, seed=seed, group_id=group)
             for group in group_ids
         ]
-        self.check()
+        self._check_usable()
+        if self._all_look():
+            logger.warning("VLLMServer: a server was started again; it gets the weights of %r anew.", self.policy.name)
+            self.sync(named_weights(self.policy), self.policy.version)
         version = self._version
         assert version is not None
         if not prompts:
             return []
         shares = [(place + collectives.rank()) % len(self.servers) for place in range(len(prompts))]
         drawn = draw(self.policy, self.servers, shares, prompts, requests, version=version, model=self.model)
-        if self.version != version:
+        if self._look():
+            self._version = None
             raise EngineError(
                 f"VLLMServer: a server of {', '.join(r.where for r in self.remotes)} was started again while it drew "
                 "completions, which may come from other weights. None is kept; call sample again."
@@ -215,20 +207,62 @@ class VLLMServer:
         Raises:
             EngineError: closed, dead, without valid weights, or with another client's.
         """
+        self._check_usable()
+        if self._look():
+            raise EngineError(
+                f"VLLMServer: a server of {', '.join(r.where for r in self.remotes)} has been started again and has "
+                "the weights that it was started with. rl.sample brings it the policy's."
+            )
+
+    def _check_usable(self) -> None:
         if self._closed:
             raise EngineError("VLLMServer: the engine is closed. Make a new one: VLLMServer(policy, url=...).")
-        if self.version is None:
+        if self._version is None:
             raise EngineError(
                 f"VLLMServer: {', '.join(remote.where for remote in self.remotes)} has no weights of this policy. "
-                "rl.sample hands them over; by hand: engine.sync(named_weights(policy), policy.version)."
+                "rl.sample brings them; by hand: engine.sync(named_weights(policy), policy.version)."
             )
+
+    def _look(self) -> bool:
+        """True if a server has been started again since the last sync.
+
+        Raises:
+            EngineError: a server does not answer, or has another client's weights; the next sync takes it back.
+        """
+        fresh = False
+        for remote in self.remotes:
+            found = remote.call("GET", "/weight_info")["weight_version"]
+            if found == FRESH:
+                fresh = True
+            elif found != self._tag(self._version):
+                mine, self._version = self._version, None
+                raise EngineError(
+                    f"VLLMServer: another client has put its weights ({found!r}) on {remote.where} since version {mine}"
+                    " of this policy was brought there. Two trainers cannot share a server: give each its own. Calling "
+                    "sample again takes this one back."
+                )
+        return fresh
+
+    def _all_look(self) -> bool:
+        """What the main process sees, on every process, so that all take the same way."""
+        fresh, problem = False, None
+        if collectives.rank() == 0:
+            try:
+                fresh = self._look()
+            except EngineError as error:
+                problem = error
+        fresh, problem = collectives.from_main((fresh, problem))
+        if problem is not None:
+            self._version = None
+            raise problem
+        return fresh
 
     def close(self) -> None:
         """Let go of the servers; they stay up. Closing twice is harmless."""
         self._closed = True
         self.handover.close()
 
-    def _tag(self, version: int) -> str:
+    def _tag(self, version: int | None) -> str:
         return f"rlkit-{self.word}-{version}"
 
     def __repr__(self) -> str:

@@ -51,7 +51,7 @@ def ones_in(rollout):
     return torch.tensor([text.count("1") + 0.01 * len(text) for text in rollout.completions])
 
 
-def train(policy, steps, *, prompts=PROMPTS, learning_rate=1e-2, length=12):
+def train(policy, steps, *, prompts=PROMPTS, learning_rate=3e-3, length=12):
     """RLOO steps; returns (tokens, rewards, largest gap between sampler and trainer) of each."""
     optimizer = torch.optim.AdamW(policy.trainable_parameters(), lr=learning_rate)
     trace = []
