@@ -11,7 +11,8 @@ from rlkit.record import Record, with_columns
 from rlkit.rewards.score import RewardFunction, score
 from rlkit.rollout import Rollout, Scores
 from rlkit.sampling.assemble import join
-from rlkit.sampling.sample import sample
+from rlkit.sampling.engine import Engine
+from rlkit.sampling.sample import owner_and_engine, sample
 from rlkit.sampling.transformers_engine import TransformersEngine
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ class Evaluation(Record):
 
 
 def evaluate(
-    policy: "Policy",
+    policy: "Policy | Engine",
     dataset: Any,
     reward_funcs: RewardFunction | Sequence[RewardFunction],
     *,
@@ -76,13 +77,13 @@ def evaluate(
     The fixed seed gives each prompt the same noise every time, so that two policies are compared on equal luck.
 
     Args:
-        policy: what to measure.
+        policy: what to measure, with its own engine; or an engine.
         dataset: `datasets.Dataset` or list of rows with a `prompt` column.
         reward_funcs: as in `score`.
         num_generations: completions per prompt.
         greedy: always take the likeliest token.
         seed: of the samples.
-        batch_size: completions decoded side by side.
+        batch_size: completions that the transformers engine decodes side by side; others have a queue of their own.
         weights: one weight per reward function, as in `score`.
         chat_template_kwargs: as in `PromptLoader`.
         **sampling: further settings of `sample` (max_completion_length, temperature, ...).
@@ -95,21 +96,21 @@ def evaluate(
     check_prompt_column(dataset, "evaluate")
     if greedy:
         sampling |= {"top_k": 1, "temperature": 1.0}  # the likeliest token is that of every temperature
-    engine = policy.engine
-    if engine is None or isinstance(engine, TransformersEngine):  # sample() may have left one without a bound
-        engine = TransformersEngine(policy, max_rows=batch_size)
+    owner, engine = owner_and_engine(policy)
+    if isinstance(engine, TransformersEngine) and engine.max_rows is None:  # the default one has no bound
+        engine = TransformersEngine(owner, max_rows=batch_size)
     mine = collectives.share(len(dataset))
     rows = [dataset[place] for place in range(mine.start, mine.stop)]
     rollout = sample(
         engine,
-        make_batch(policy, rows, first_group_id=mine.start, **(chat_template_kwargs or {})),
+        make_batch(owner, rows, first_group_id=mine.start, **(chat_template_kwargs or {})),
         num_generations=num_generations,
         seed=seed,
         **sampling,
     )
     scores = score(rollout, reward_funcs, weights=weights)
     if collectives.is_many():
-        parts = collectives.gather((join([rollout], policy.pad_id), scores.cpu()))
-        rollout = join([part for part, _ in parts], policy.pad_id)
+        parts = collectives.gather((join([rollout], owner.pad_id), scores.cpu()))
+        rollout = join([part for part, _ in parts], owner.pad_id)
         scores = Scores.join([part for _, part in parts])
     return Evaluation(rollout=rollout, scores=scores, metrics=score_metrics(scores))

@@ -64,6 +64,11 @@ class SamplingParams:
             f"between 0 and max_completion_length={self.max_completion_length}",
         )
         need(all(self.stop_strings), "stop_strings", "texts that are not empty")
+        need(
+            self.regex is None or self.min_completion_length == 0,
+            "min_completion_length",
+            "0 beside regex, which alone says when a completion may end",
+        )
         need(self.regex is None or (isinstance(self.regex, str) and self.regex != ""), "regex", "a text or None")
 
     @property

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from rlkit.rollout import SamplingParams
 from rlkit.sampling.draw import build_processors, draw
+from rlkit.sampling.regex import RegexMask
 
 if TYPE_CHECKING:
     from rlkit.policy import Policy
@@ -29,6 +30,8 @@ class Chooser:
             self.prompts = torch.tensor(
                 [[prompt[0]] * (width - len(prompt)) + prompt for prompt in prompts], device=policy.device
             )
+        self.unused = torch.tensor(policy.unused_ids, dtype=torch.int64, device=policy.device)
+        self.regex = None if params.regex is None else RegexMask(policy, params.regex, len(prompts))
         self.stop: Any = None
         if params.stop_strings:
             try:
@@ -46,6 +49,10 @@ class Chooser:
             scores = self.penalty(torch.cat([self.prompts[rows], so_far], dim=1), scores)
         if step < self.params.min_completion_length:
             scores = scores.index_fill(1, eos_ids, -torch.inf)
+        if len(self.unused):
+            scores = scores.index_fill(1, self.unused, -torch.inf)
+        if self.regex is not None:
+            scores = self.regex(scores, so_far, rows)
         scores = self.processors(so_far, scores / self.params.temperature)
         token = draw(scores, uniform)
         return token, tempered.log_softmax(-1).gather(-1, token[:, None]).squeeze(-1)

@@ -82,6 +82,11 @@ def _sample_by_generate(
     """The model's own `generate`, every sampling setting spelled out; log-probabilities come from a second pass."""
     from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
 
+    if params.regex is not None:
+        raise ValueError(
+            f"sample: regex is not there for {type(causal_lm_of(policy.model)).__name__}, which rlkit samples with the "
+            "model's own generate(). Draw with vLLM, or let the reward function judge the form."
+        )
     num_generations = len(generations)
     model: Any = causal_lm_of(policy.model)  # adapters live inside; a wrapper's generate() would change its settings
     chooser = Chooser(policy, params, [list(prompt) for prompt in prompts for _ in generations])

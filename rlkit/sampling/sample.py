@@ -151,6 +151,13 @@ def sync(engine: Engine) -> None:
             f"sample: engine {engine.name!r} has weights of version {engine.version} after it was given version "
             f"{policy.version}; its completions would not be the policy's."
         )
+    probe = getattr(engine, "probe", None)
+    if probe is not None:
+        # Every process takes part, whatever happened to its own engine: gathering sharded weights is an exchange.
+        try:
+            probe.after_sync()
+        except EngineError as error:
+            problem = problem or error
     said = collectives.gather(None if problem is None else str(problem))
     if problem is not None:
         raise problem

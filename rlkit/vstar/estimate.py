@@ -12,7 +12,8 @@ from rlkit.advantages import optimal_value
 from rlkit.prompts import check_prompt_column, make_batch
 from rlkit.rewards.score import RewardFunction, score
 from rlkit.rollout import PromptBatch, text_of
-from rlkit.sampling.sample import sample
+from rlkit.sampling.engine import Engine
+from rlkit.sampling.sample import owner_and_engine, sample
 from rlkit.vstar.table import ValueTable
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def estimate_vstar(
-    policy: "Policy",
+    policy: "Policy | Engine",
     dataset: Any,
     reward_funcs: RewardFunction | Sequence[RewardFunction],
     *,
@@ -41,7 +42,8 @@ def estimate_vstar(
     V*(x) = beta1 * log mean exp(r / beta1) is then a property of the table, see `optimal_value`.
 
     Args:
-        policy: the reference; what trains later must start from it.
+        policy: the reference; what trains later must start from it. Or an engine of it; that of the policy itself
+            will do as long as no step was taken.
         dataset: `datasets.Dataset` or list of rows with a `prompt` column. Rows of identical content are sampled once.
         reward_funcs: as in `score`.
         num_value_samples: N per row.
@@ -70,11 +72,12 @@ def estimate_vstar(
     if batch_size < 1:
         raise ValueError(f"estimate_vstar: batch_size must be at least 1, got {batch_size}.")
     optimal_value(torch.zeros(1), beta1=beta1)
-    whole = make_batch(policy, list(dataset), **(chat_template_kwargs or {}))
+    reference, engine = owner_and_engine(policy)
+    whole = make_batch(reference, list(dataset), **(chat_template_kwargs or {}))
     first = {row: place for place, row in reversed([*enumerate(whole.row_id.tolist())])}
     distinct = sorted(first.values())
     if max_completion_length is None:
-        max_completion_length = _room(policy, whole)
+        max_completion_length = _room(reference, engine, whole)
 
     # Every process takes the same number of batches, the last of which may be empty: gathering shards is an exchange.
     mine = distinct[collectives.share(len(distinct))]
@@ -88,7 +91,7 @@ def estimate_vstar(
     for number in batches:
         batch = whole.select(mine[number * batch_size : (number + 1) * batch_size])
         rollout = sample(
-            policy,
+            engine,
             batch,
             num_generations=num_value_samples,
             max_completion_length=max_completion_length,
@@ -112,9 +115,10 @@ def estimate_vstar(
     )
 
 
-def _room(policy: "Policy", batch: PromptBatch) -> int:
-    """Tokens that the model's context leaves for a completion of the longest prompt, at most 256."""
-    limit = policy.max_context or math.inf
+def _room(policy: "Policy", engine: Engine, batch: PromptBatch) -> int:
+    """Tokens that the context of model and engine leaves for a completion of the longest prompt, at most 256."""
+    limits = [limit for limit in (policy.max_context, engine.max_context) if limit is not None]
+    limit = min(limits, default=math.inf)
     longest = max(len(ids) for ids in batch.token_ids)
     if longest >= limit:
         raise ValueError(f"estimate_vstar: a prompt of {longest} tokens fills the model's context of {limit}.")

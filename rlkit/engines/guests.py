@@ -1,0 +1,116 @@
+"""What a library that believes the process to be its own must leave as it was: vLLM is a guest here.
+
+Measured on vLLM 0.32 (notes on vLLM, traps 6 to 8): making an engine seeds Python, numpy and torch anew, and every
+generation draws from torch's global generator even with a seed for each request; `torch.set_num_threads` is replaced by
+nothing; closing an engine destroys the trainer's process group.
+"""
+
+import contextlib
+import os
+import random
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+
+@contextlib.contextmanager
+def random_states_kept() -> Iterator[None]:
+    """The random states of Python, numpy and torch (all devices) are afterwards what they were before."""
+    own, array = random.getstate(), np.random.get_state()  # noqa: NPY002 - the global one is what vLLM seeds
+    host = torch.get_rng_state()
+    devices = torch.cuda.get_rng_state_all() if torch.cuda.is_available() and torch.cuda.is_initialized() else []
+    try:
+        yield
+    finally:
+        random.setstate(own)
+        np.random.set_state(array)  # noqa: NPY002
+        torch.set_rng_state(host)
+        if devices:
+            torch.cuda.set_rng_state_all(devices)
+
+
+@contextlib.contextmanager
+def threads_kept() -> Iterator[None]:
+    """Torch's number of threads, and the function that sets it, are afterwards what they were before."""
+    count, function = torch.get_num_threads(), torch.set_num_threads
+    try:
+        yield
+    finally:
+        torch.set_num_threads = function
+        torch.set_num_threads(count)
+
+
+@contextlib.contextmanager
+def default_group_kept(keep: bool) -> Iterator[None]:
+    """With `keep`, nothing inside can destroy torch.distributed's default group; other groups it can."""
+    original: Callable[..., None] = dist.destroy_process_group
+
+    def spare(group: Any = None) -> None:
+        if group is not None and group is not dist.GroupMember.WORLD:
+            original(group)
+
+    if not keep:
+        yield
+        return
+    dist.destroy_process_group = spare
+    try:
+        yield
+    finally:
+        dist.destroy_process_group = original
+
+
+@contextlib.contextmanager
+def environment(values: Mapping[str, str], *, force: Mapping[str, str] | None = None) -> Iterator[None]:
+    """Environment variables for the time inside: those of `values` where the user has not set them, `force` always."""
+    wanted = {name: value for name, value in values.items() if name not in os.environ} | dict(force or {})
+    before = {name: os.environ.get(name) for name in wanted}
+    os.environ.update(wanted)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+class DeferredInterrupt:
+    """Ctrl-C waits until the code inside says that it may come: in the middle of a step it would leave half a state.
+
+    The handler that was there before gets the signal, so that `run.steps` and the notebook's kernel behave as ever. In
+    a background thread there are no signals to defer.
+    """
+
+    def __init__(self) -> None:
+        self._pending: tuple[int, FrameType | None] | None = None
+        self._handler: Any = None
+
+    def __enter__(self) -> "DeferredInterrupt":
+        if threading.current_thread() is threading.main_thread():
+            self._handler = signal.signal(signal.SIGINT, self._on_signal)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._handler is not None:
+            signal.signal(signal.SIGINT, self._handler)
+        if error[0] is None:
+            self.deliver()
+
+    def deliver(self) -> None:
+        """Hand on a signal that came; what the handler of before raises comes out here."""
+        if self._pending is not None:
+            (number, frame), self._pending = self._pending, None
+            if callable(self._handler):
+                self._handler(number, frame)
+            elif self._handler == signal.SIG_DFL:
+                raise KeyboardInterrupt
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self._pending = (number, frame)

@@ -1,0 +1,183 @@
+"""vLLM's `LLM` as an object that behaves in the trainer's process: one at a time, stepped here, closed without damage.
+
+On vLLM's public calls, except where it has none: the layers that a failed reload leaves without data are put back by
+two functions of its reload module. Its faults that are handled here are numbered in the notes on vLLM 0.32.
+Not run: anything on a GPU, so neither sleep with real memory nor CUDA graphs.
+"""
+
+import contextlib
+import gc
+import logging
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from rlkit.engines.guests import (
+    DeferredInterrupt,
+    default_group_kept,
+    environment,
+    random_states_kept,
+    threads_kept,
+)
+from rlkit.engines.lifecycle import Part
+from rlkit.sampling.engine import EngineError
+
+logger = logging.getLogger(__name__)
+
+_live: "weakref.ref[InProcessLLM] | None" = None  # vLLM's parallel state is one per process (trap 5)
+
+
+class InProcessLLM:
+    """One `vllm.LLM` in this process. Making another closes this one.
+
+    Args:
+        settings: keywords of `vllm.LLM`.
+        name: for messages.
+        on_close: called once, when it is closed, with the reason.
+    """
+
+    def __init__(self, settings: dict[str, Any], *, name: str, on_close: Callable[[str], None]) -> None:
+        global _live
+        before = _live() if _live is not None else None
+        if before is not None:
+            logger.warning("%s: closing the vLLM engine that was made before; a process can have one.", name)
+            before.close("because another engine was made in this process")
+        self._name, self._on_close = name, on_close
+        self._llm: Any = None
+        self._owns_group = not dist.is_initialized()
+        variables = {
+            "VLLM_LOGGING_LEVEL": "ERROR",
+            "VLLM_NO_USAGE_STATS": "1",
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # trap 11: not the trainer's thread bound to one core
+            "OMP_NUM_THREADS": str(torch.get_num_threads()),
+        }
+        if self._owns_group or dist.get_world_size() == 1:
+            variables["VLLM_HOST_IP"] = "127.0.0.1"  # nodes of a larger run meet at a real address
+        force = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+        with environment(variables, force=force), self._as_a_guest():
+            from vllm.platforms import current_platform
+
+            if current_platform.is_cpu():
+                # Trap 9: the first log-probability would compile a function with a C++ compiler that may not be there.
+                type(current_platform).simple_compile_backend = "eager"
+            from vllm import LLM
+
+            self._llm = LLM(**settings)
+        _live = weakref.ref(self)
+
+    def run(self, prompts: Sequence[Sequence[int]], requests: Sequence[dict[str, Any]], adapter: Any) -> list[Any]:
+        """VLLM's output of each prompt, in their order. Ctrl-C ends it between two steps and leaves nothing behind."""
+        from vllm import SamplingParams
+        from vllm.sampling_params import StructuredOutputsParams
+
+        settings = []
+        for request in requests:
+            values = dict(request)
+            if "structured_outputs" in values:
+                values["structured_outputs"] = StructuredOutputsParams(**values["structured_outputs"])
+            settings.append(SamplingParams(**values))
+        engine, done, order = self._llm.llm_engine, {}, []
+        with random_states_kept(), DeferredInterrupt() as interrupt:
+            try:
+                order += self._llm.enqueue(
+                    [{"prompt_token_ids": list(prompt)} for prompt in prompts],
+                    settings,
+                    lora_request=adapter,
+                    use_tqdm=False,
+                )
+                while engine.has_unfinished_requests():
+                    interrupt.deliver()
+                    done.update({output.request_id: output for output in engine.step() if output.finished})
+            finally:
+                if order and engine.has_unfinished_requests():
+                    # Trap 4: left alive, they would keep the scheduler spinning in the next generation.
+                    engine.abort_request(order, internal=True)
+        if len(done) != len(order):
+            raise EngineError(f"{self._name}: {len(order)} prompts went in, {len(done)} came out.")
+        return sorted(done.values(), key=lambda output: int(output.request_id))
+
+    def reload(self, stream: Iterable[tuple[str, Tensor]]) -> None:
+        """Put weights in place, a layer at a time, in the form that the kernels want.
+
+        Raises:
+            EngineError: vLLM could not; layers may hold old and new weights.
+        """
+        loaded = False
+        try:
+            with random_states_kept():
+                self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(stream)})
+            loaded = True
+        except (KeyError, ValueError, RuntimeError, AssertionError, TypeError, AttributeError, OSError) as error:
+            raise EngineError(
+                f"{self._name}: vLLM could not load the weights ({type(error).__name__}: {error}). It refuses to "
+                "generate until a whole transfer succeeds."
+            ) from error
+        finally:
+            if not loaded:  # trap 3: a load that stops half-way leaves layers without data
+                self._llm.apply_model(restore_layers)
+
+    def add_adapter(self, request: Any) -> None:
+        """Load a LoRA adapter, a `LoRARequest`.
+
+        Raises:
+            EngineError: vLLM did not take it.
+        """
+        try:
+            self._llm.llm_engine.add_lora(request)
+        except (ValueError, RuntimeError, KeyError, OSError) as error:
+            raise EngineError(f"{self._name}: vLLM could not load the adapter: {error}") from error
+        if request.lora_int_id not in self._llm.llm_engine.list_loras():
+            raise EngineError(f"{self._name}: vLLM did not take the adapter in {request.lora_path}.")
+
+    def sleep(self, level: int) -> None:
+        """Give memory back."""
+        self._llm.sleep(level)
+
+    def wake(self, part: Part) -> None:
+        """Take the memory of one part again."""
+        self._llm.wake_up(tags=[part])
+
+    def reset_cache(self) -> bool:
+        """Forget the prefix cache; False while requests are alive in it."""
+        return bool(self._llm.reset_prefix_cache())
+
+    def set_version(self, version: int) -> None:
+        """Every completion comes back with the version of the weights that drew it."""
+        self._llm.update_weight_version(str(version))
+
+    def close(self, why: str) -> None:
+        """Give the memory back. The trainer's process group stays; closing twice is harmless."""
+        global _live
+        if self._llm is None:
+            return
+        llm, self._llm = self._llm, None
+        with self._as_a_guest():
+            llm.llm_engine.engine_core.shutdown()
+            del llm
+            gc.collect()
+        if _live is not None and _live() is self:
+            _live = None
+        self._on_close(why)
+
+    def _as_a_guest(self) -> contextlib.ExitStack:
+        stack = contextlib.ExitStack()
+        stack.enter_context(random_states_kept())
+        stack.enter_context(threads_kept())
+        stack.enter_context(default_group_kept(not self._owns_group))  # trap 6
+        return stack
+
+
+def restore_layers(model: Any) -> None:
+    """After a reload that failed: every layer has data again, some of it old. From the notes, section 1."""
+    from vllm.model_executor.model_loader.reload.layerwise import _place_kernel_tensors, get_layerwise_info
+
+    for layer in model.modules():
+        info = get_layerwise_info(layer)
+        if info.can_load():
+            if info.kernel_tensors is not None:
+                _place_kernel_tensors(layer, info)
+            info.reset()

@@ -1,0 +1,59 @@
+"""Completions that match a regular expression: which tokens may come next, by xgrammar, which vLLM brings along.
+
+Left out: JSON schemas and grammars. A regular expression can say most of what a reward function parses.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from rlkit.policy import Policy
+
+
+class RegexMask:
+    """Rules out the tokens with which no completion of a row could match any more.
+
+    Args:
+        policy: for its tokenizer and end tokens.
+        regex: the whole completion, without its end token, matches it.
+        rows: number of completions.
+
+    Raises:
+        ImportError: xgrammar is not installed.
+        ValueError: not a regular expression that xgrammar knows.
+    """
+
+    def __init__(self, policy: "Policy", regex: str, rows: int) -> None:
+        try:
+            import xgrammar
+        except ImportError as error:
+            raise ImportError(
+                "sample: regex needs xgrammar, which is not installed. pip install xgrammar, or draw with vLLM, which "
+                "brings it along."
+            ) from error
+        info = xgrammar.TokenizerInfo.from_huggingface(
+            policy.tokenizer, vocab_size=policy.vocab_size, stop_token_ids=list(policy.eos_ids)
+        )
+        try:
+            grammar = xgrammar.GrammarCompiler(info).compile_regex(regex)
+        except RuntimeError as error:
+            raise ValueError(f"sample: regex {regex!r} is not one that xgrammar knows: {error}") from error
+        self._matchers = [xgrammar.GrammarMatcher(grammar) for _ in range(rows)]
+        self._blank: Any = xgrammar.allocate_token_bitmask(1, policy.vocab_size)
+        self._apply = xgrammar.apply_token_bitmask_inplace
+
+    def __call__(self, scores: Tensor, so_far: Tensor, rows: Tensor) -> Tensor:
+        """(B,V) scores with -inf for the tokens that cannot follow; `rows` says whose completion each is."""
+        scores = scores.clone()
+        last = so_far[:, -1].tolist() if so_far.shape[1] else None
+        for place, row in enumerate(rows.tolist()):
+            matcher = self._matchers[row]
+            if last is not None and not matcher.is_terminated():
+                matcher.accept_token(last[place])  # False for what follows the end of a row that is done
+            if matcher.is_terminated():
+                continue
+            matcher.fill_next_token_bitmask(self._blank)
+            self._apply(scores[place : place + 1], self._blank.to(scores.device))
+        return torch.where(scores.isneginf().all(-1, keepdim=True), 0.0, scores)
