@@ -9,9 +9,7 @@ completion tokens, L prompt tokens, V vocabulary, K reward functions. One mask m
 from rlkit import _openmp, losses, metrics, oracle, tasks  # _openmp first: it acts before torch is loaded
 from rlkit.advantages import compute_kl, compute_loo_advantage, compute_optimal_advantage, optimal_value
 from rlkit.card import model_card
-from rlkit.engines import VLLMColocate, VLLMMemory, vllm_memory
-from rlkit.engines.serve import Server, serve
-from rlkit.engines.server import VLLMServer
+from rlkit.engines import Server, VLLMColocate, VLLMMemory, VLLMServer, serve, vllm_memory
 from rlkit.evaluate import Evaluation, evaluate
 from rlkit.export import ExportError, export
 from rlkit.launch import launch

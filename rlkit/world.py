@@ -122,18 +122,17 @@ class World:
             raise ValueError(f"world.prepare: {policy.name!r} is prepared already, as {policy.strategy}.")
         self._agree(policy, chosen)
         built: Any
-        if chosen == "ddp" and optimizer is not None:
-            wrap_ddp(policy)
-        elif chosen == "fsdp2":
-            wrap_fsdp2(policy)
-        elif chosen == "zero3":
+        if chosen == "zero3":
             from rlkit.zero3 import wrap_zero3  # only here: DeepSpeed is an extra
 
             built = wrap_zero3(policy, optimizer)
-            policy.strategy = chosen
         else:
-            policy.strategy = chosen
+            if chosen == "ddp" and optimizer is not None:
+                wrap_ddp(policy)
+            elif chosen == "fsdp2":
+                wrap_fsdp2(policy)
             built = None if optimizer is None else optimizer(policy.trainable_parameters())
+        policy.strategy = chosen
         if optimizer is None:
             return policy
         if current.vllm_url is not None:  # --vllm-url of an exported script

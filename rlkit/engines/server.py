@@ -36,6 +36,7 @@ from rlkit.engines.handover import (
 )
 from rlkit.engines.remote import Remote
 from rlkit.engines.requests import truncates_in_vllm, vllm_request
+from rlkit.engines.server_probe import ServerProbe
 from rlkit.engines.weights import Manifest, is_quantised, manifest, named_weights
 from rlkit.rollout import SamplingParams
 from rlkit.sampling.engine import Completion, EngineError
@@ -65,6 +66,8 @@ class VLLMServer:
         folder: for "disk".
         lora: "merge" brings the base weights with the adapter merged in, on a copy. "adapter" brings the adapter alone,
             to a server with `--lora-rank`. "auto" does the latter for quantised base weights only.
+        probe_every: compare log-probabilities with the trainer's on a probe after the first transfer of weights and
+            every so many; 0 never does.
         token: of the server, if it asks for one.
         group_port: for "nccl": port at which trainer and server meet.
 
@@ -88,6 +91,7 @@ class VLLMServer:
         sync: SyncWay = "auto",
         folder: str | os.PathLike[str] | None = None,
         lora: Lora = "auto",
+        probe_every: int = 50,
         token: str | None = None,
         group_port: int = 51216,
     ) -> None:
@@ -120,6 +124,8 @@ class VLLMServer:
             self.handover = FileHandover(self.servers, place)
         if collectives.rank() == 0:
             remove_left_files(place)
+        self.probe = ServerProbe(self, every=probe_every) if probe_every else None
+        self._trouble = "it has not been given the policy's weights yet"
 
     @property
     def max_context(self) -> int | None:
@@ -160,6 +166,8 @@ class VLLMServer:
         if self._all_look():
             logger.warning("VLLMServer: a server was started again; it gets the weights of %r anew.", self.policy.name)
             self.sync(named_weights(self.policy), self.policy.version)
+            if self.probe is not None:
+                self.probe.after_sync()
         version = self._version
         assert version is not None
         if not prompts:
@@ -167,7 +175,7 @@ class VLLMServer:
         shares = [(place + collectives.rank()) % len(self.servers) for place in range(len(prompts))]
         drawn = draw(self.policy, self.servers, shares, prompts, requests, version=version, model=self.model)
         if self._look():
-            self._version = None
+            self.distrust("a server was started again")
             raise EngineError(
                 f"VLLMServer: a server of {', '.join(r.where for r in self.remotes)} was started again while it drew "
                 "completions, which may come from other weights. None is kept; call sample again."
@@ -198,8 +206,12 @@ class VLLMServer:
             self._version = version
             return
         if not isinstance(found, ValueError):  # else nothing was changed
-            self._version = None
+            self.distrust("the last transfer of weights failed")
         raise found
+
+    def distrust(self, why: str) -> None:
+        """Refuse to generate until the weights have been brought again."""
+        self._version, self._trouble = None, why
 
     def check(self) -> None:
         """Nothing if every server can draw from the policy's weights.
@@ -219,8 +231,8 @@ class VLLMServer:
             raise EngineError("VLLMServer: the engine is closed. Make a new one: VLLMServer(policy, url=...).")
         if self._version is None:
             raise EngineError(
-                f"VLLMServer: {', '.join(remote.where for remote in self.remotes)} has no weights of this policy. "
-                "rl.sample brings them; by hand: engine.sync(named_weights(policy), policy.version)."
+                f"VLLMServer: {', '.join(remote.where for remote in self.remotes)} cannot generate: {self._trouble}. "
+                "rl.sample brings the weights; by hand: engine.sync(named_weights(policy), policy.version)."
             )
 
     def _look(self) -> bool:
@@ -235,7 +247,8 @@ class VLLMServer:
             if found == FRESH:
                 fresh = True
             elif found != self._tag(self._version):
-                mine, self._version = self._version, None
+                mine = self._version
+                self.distrust("another client has put its weights there")
                 raise EngineError(
                     f"VLLMServer: another client has put its weights ({found!r}) on {remote.where} since version {mine}"
                     " of this policy was brought there. Two trainers cannot share a server: give each its own. Calling "
@@ -253,7 +266,7 @@ class VLLMServer:
                 problem = error
         fresh, problem = collectives.from_main((fresh, problem))
         if problem is not None:
-            self._version = None
+            self.distrust(str(problem))
             raise problem
         return fresh
 

@@ -11,15 +11,13 @@ describes; a tied head is among them, since vLLM on a CPU packs it apart and kee
 
 import copy
 import os
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from rlkit.engines.dying import VARIABLE, die_with_parent
+from rlkit.engines.in_process import restore_layers
 from rlkit.engines.weights import check_manifest
-
-if TYPE_CHECKING:
-    from torch import nn
 
 if VARIABLE in os.environ:  # in a process of a server that rlkit has started, never in a notebook
     die_with_parent()
@@ -107,15 +105,3 @@ def shapes_of_config(config: Any) -> Shapes | None:
     with torch.device("meta"):
         model = kind._from_config(copy.deepcopy(config))
     return {name: list(p.shape) for name, p in model.named_parameters(remove_duplicate=False)}
-
-
-def restore_layers(model: "nn.Module") -> None:
-    """Give layers their storage back after a reload that failed half-way; those it had reached are new, others old."""
-    from vllm.model_executor.model_loader.reload.layerwise import _place_kernel_tensors, get_layerwise_info
-
-    for layer in model.modules():
-        info = get_layerwise_info(layer)
-        if info.can_load():
-            if info.kernel_tensors is not None:
-                _place_kernel_tensors(layer, info)
-            info.reset()

@@ -32,9 +32,10 @@ def ranks(url, folder, out):
     policy, optimizer = world.prepare(policy, lambda params: torch.optim.SGD(params, lr=0.1))
     policy.use(rl.VLLMServer(policy, url=url))
     rows = [{"prompt": prompt} for prompt in PROMPTS]
-    loader = rl.PromptLoader(rows, policy, batch_size=len(rows), seed=0)
+    loader = iter(rl.PromptLoader(rows, policy, batch_size=len(rows), seed=0))
     found = []
-    for batch in [next(iter(loader)) for _ in range(2)]:
+    for _ in range(2):
+        batch = next(loader)
         rollout = rl.sample(policy, batch, num_generations=2, max_completion_length=8, seed=7)
         gap = sampler_gap(policy, rollout)
         advantages = rl.compute_loo_advantage(

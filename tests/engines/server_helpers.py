@@ -11,39 +11,13 @@ from pathlib import Path
 
 import psutil
 import torch
-from builders import BOS, EOS, PAD, VOCABULARY, tiny_policy
-from transformers import LlamaConfig, LlamaForCausalLM
 
 import rlkit as rl
 
-CONTEXT = 384  # more than two blocks of vLLM's prefix cache on a CPU, which are 128 tokens long
+CONTEXT = 480  # more than three blocks of vLLM's prefix cache on a CPU, which are 128 tokens long
 PROMPTS = ["1+2=", "12+34=", "a", "99999+1=", "abc abc abc", "7"]
 LONG_PROMPT = "0123456789" * 30
 WAIT_SECONDS = 120  # far above what any of it takes
-
-
-def tied_model(*, seed=0, hidden=64, tied=True):
-    """A random Llama whose head is its embedding; heads of 32, the least that vLLM has on a CPU."""
-    torch.manual_seed(seed)
-    config = LlamaConfig(
-        vocab_size=len(VOCABULARY),
-        hidden_size=hidden,
-        intermediate_size=96,
-        num_hidden_layers=2,
-        num_attention_heads=hidden // 32,
-        head_dim=32,
-        max_position_embeddings=512,
-        initializer_range=0.1,
-        tie_word_embeddings=tied,
-        pad_token_id=PAD,
-        bos_token_id=BOS,
-        eos_token_id=EOS,
-    )
-    return LlamaForCausalLM(config)
-
-
-def tied_policy(**options):
-    return tiny_policy(tied_model(**options))
 
 
 def ones_in(rollout):

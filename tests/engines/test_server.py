@@ -17,6 +17,8 @@ from builders import tiny_policy
 
 pytest.importorskip("vllm", reason="no vLLM here: make test-vllm")
 
+from engines.contract import EngineContract
+from engines.engine_models import SIZE, tiny_model, vllm_policy
 from engines.server_helpers import (
     CONTEXT,
     LONG_PROMPT,
@@ -30,8 +32,6 @@ from engines.server_helpers import (
     sampler_gap,
     shared_files,
     stopped,
-    tied_model,
-    tied_policy,
     train,
     wait_for,
 )
@@ -53,7 +53,7 @@ LORA_RANK = 8
 def folder(tmp_path_factory):
     """The model's checkpoint."""
     path = tmp_path_factory.mktemp("served") / "tied"
-    tied_policy().save_pretrained(path)
+    vllm_policy().save_pretrained(path)
     return str(path)
 
 
@@ -66,7 +66,7 @@ def server(folder):
 @pytest.fixture
 def policy(server):
     """A policy that samples with the server."""
-    policy = tied_policy()
+    policy = vllm_policy()
     engine = rl.VLLMServer(policy, url=server.url)
     yield policy.use(engine)
     engine.close()
@@ -164,7 +164,7 @@ def test_settings_reach_the_server_and_log_probabilities_stay_the_policys(policy
 
 
 def test_weights_go_over_a_disk_too(server, tmp_path):
-    policy = tied_policy(seed=1)
+    policy = vllm_policy(seed=1)
     policy.use(rl.VLLMServer(policy, url=server.url, sync="disk", folder=tmp_path / "weights"))
     assert sampler_gap(policy, draw(policy)) < GAP
     assert list((tmp_path / "weights").iterdir()) == []
@@ -178,6 +178,89 @@ def test_several_servers_share_the_prompts_and_all_get_the_weights(server, polic
     assert groups_of(draw(policy)) == one
 
 
+@pytest.fixture(scope="module")
+def subject(server):
+    """The engine of the contract."""
+    return rl.VLLMServer(vllm_policy(), url=server.url, probe_every=1)
+
+
+class TestServer(EngineContract):
+    def break_a_transfer(self, subject):
+        def half():
+            yield from list(named_weights(subject.policy))[:9]
+            raise OSError("the stream ends here")
+
+        with pytest.raises(OSError, match="the stream ends here"):
+            subject.sync(half(), subject.policy.version)
+
+
+def test_server_and_colocate_give_identical_tokens_and_rewards(server):
+    served, colocated = vllm_policy(), vllm_policy()
+    served.use(rl.VLLMServer(served, url=server.url))
+    trace = train(served, 6)
+    engine = rl.VLLMColocate(colocated, max_model_length=CONTEXT, max_num_seqs=32)
+    try:
+        other = train(colocated.use(engine), 6)
+    finally:
+        engine.close()
+    assert [step[:2] for step in trace] == [step[:2] for step in other]
+    assert max(gap for *_, gap in trace + other) < GAP
+
+
+# Faults of a transfer that only the probe sees
+
+
+def old_head(weights):
+    """A stream in which the head of before goes over again: what a forgotten tied head is on a CPU."""
+    old = next(tensor.clone() for name, tensor in weights if name == "lm_head.weight")
+    return lambda stream: [(name, old if name == "lm_head.weight" else tensor) for name, tensor in stream]
+
+
+def old_layer(weights):
+    old = {name: tensor.clone() for name, tensor in weights if "layers.1.mlp" in name}
+    return lambda stream: [(name, old.get(name, tensor)) for name, tensor in stream]
+
+
+def all_old(weights):
+    old = [(name, tensor.clone()) for name, tensor in weights]
+    return lambda stream: old
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [(old_head, "stale head"), (old_layer, "some weights did not arrive"), (all_old, "stale weights.*version 0")],
+)
+def test_the_probe_catches_weights_of_one_step_before(server, fault, message, monkeypatch):
+    policy = vllm_policy()
+    engine = policy.use(rl.VLLMServer(policy, url=server.url, probe_every=1)).engine
+    rollout = draw(policy)
+    change, send = fault(named_weights(policy)), engine.handover.send
+    step(policy, rollout)
+    monkeypatch.setattr(engine.handover, "send", lambda stream, tag: send(change(stream), tag))
+    with pytest.raises(rl.engines.ProbeError, match=message):
+        draw(policy)
+    assert engine.version is None
+    monkeypatch.undo()
+    assert sampler_gap(policy, draw(policy)) < GAP
+
+
+def test_the_probe_catches_a_cache_that_was_not_reset(server, monkeypatch):
+    policy = vllm_policy()
+    engine = policy.use(rl.VLLMServer(policy, url=server.url, probe_every=1)).engine
+    rollout = draw(policy)
+    step(policy, rollout)
+
+    def finish_without_reset(remote, tag):
+        remote.call("POST", "/update_weight_version", body={"new_version": tag})
+
+    monkeypatch.setattr("rlkit.engines.handover.finish", finish_without_reset)
+    with pytest.raises(rl.engines.ProbeError, match="stale prefix cache"):
+        draw(policy)
+    monkeypatch.undo()
+    assert sampler_gap(policy, draw(policy)) < GAP
+    assert engine.probe.gap_max < GAP
+
+
 # LoRA
 
 
@@ -185,7 +268,7 @@ def with_adapter(server, way, **options):
     peft = pytest.importorskip("peft")
     torch.manual_seed(3)
     config = peft.LoraConfig(r=LORA_RANK, target_modules=["q_proj", "v_proj"], init_lora_weights=False, **options)
-    policy = tied_policy()
+    policy = vllm_policy()
     policy = rl.load_policy(policy.model, tokenizer=policy.tokenizer, peft_config=config, device="cpu")
     return policy.use(rl.VLLMServer(policy, url=server.url, lora=way))
 
@@ -193,7 +276,7 @@ def with_adapter(server, way, **options):
 @pytest.mark.parametrize("way", ["merge", "adapter"])
 def test_an_adapter_goes_over_merged_or_alone(server, way):
     """In the adapter's way the server's own weights must be the base model's: they are put there first."""
-    base = tied_policy()
+    base = vllm_policy()
     draw(base.use(rl.VLLMServer(base, url=server.url)))
     policy = with_adapter(server, way)
     before = {name: tensor.clone() for name, tensor in policy.model.state_dict().items()}
@@ -209,7 +292,7 @@ def test_an_adapter_goes_over_merged_or_alone(server, way):
 
 def test_an_adapter_beyond_the_servers_rank_is_refused(server):
     peft = pytest.importorskip("peft")
-    policy = tied_policy()
+    policy = vllm_policy()
     config = peft.LoraConfig(r=2 * LORA_RANK, target_modules=["q_proj"])
     policy = rl.load_policy(policy.model, tokenizer=policy.tokenizer, peft_config=config, device="cpu")
     with pytest.raises(EngineError, match=rf"adapters up to rank {LORA_RANK}.*rank 16.*--lora-rank 16"):
@@ -223,12 +306,12 @@ def test_an_adapter_beyond_the_servers_rank_is_refused(server):
     ("other", "expected"),
     [
         (
-            lambda: tied_policy(hidden=32),
-            r"shapes differ \(model.embed_tokens.weight: policy \(46, 32\), engine \(46, 64",
+            lambda: vllm_policy(vocab_size=SIZE + 8),
+            r"shapes differ \(model.embed_tokens.weight: policy \(54, 64\), engine \(46, 64",
         ),
         (lambda: rl.load_policy("tiny-add", device="cpu"), r"another model than the policy"),
         (
-            lambda: tiny_policy(tied_model().bfloat16()),
+            lambda: tiny_policy(tiny_model().bfloat16()),
             r"computes in float32, the",
         ),
     ],
@@ -275,7 +358,7 @@ def test_a_reload_that_another_client_broke_off_is_mended_by_the_next_sync(serve
 
 def test_weights_of_another_client_are_noticed(server, policy):
     mine = groups_of(draw(policy))
-    other = tied_policy(seed=9)
+    other = vllm_policy(seed=9)
     draw(other.use(rl.VLLMServer(other, url=server.url)))
     with pytest.raises(EngineError, match="another client has put its weights"):
         draw(policy)
@@ -372,7 +455,7 @@ def test_two_ranks_send_their_own_prompts_and_share_the_weights(server, folder, 
 
 def test_a_core_and_a_server_that_were_killed_lose_nothing(server, folder):
     """kill -9 of the core; a new server at the same port goes on where the old one was; then kill -9 of that one."""
-    policy = tied_policy()
+    policy = vllm_policy()
     policy.use(rl.VLLMServer(policy, url=server.url))
     step(policy, draw(policy))
     expected, port = groups_of(draw(policy)), int(server.url.rsplit(":", 1)[1])
