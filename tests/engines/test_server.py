@@ -3,6 +3,7 @@
 Three servers are started in the whole file, since each takes half a minute.
 """
 
+import contextlib
 import json
 import os
 import signal
@@ -33,11 +34,13 @@ from engines.server_helpers import (
     shared_files,
     stopped,
     train,
+    two_steps,
     wait_for,
 )
 from sampling.sampling_helpers import groups_of
 
 import rlkit as rl
+from rlkit.engines.handover import finish
 from rlkit.engines.server_settings import free_port
 from rlkit.engines.weights import named_weights
 from rlkit.sampling.engine import EngineError
@@ -210,12 +213,6 @@ def test_server_and_colocate_give_identical_tokens_and_rewards(server):
 # Faults of a transfer that only the probe sees
 
 
-def old_head(weights):
-    """A stream in which the head of before goes over again: what a forgotten tied head is on a CPU."""
-    old = next(tensor.clone() for name, tensor in weights if name == "lm_head.weight")
-    return lambda stream: [(name, old if name == "lm_head.weight" else tensor) for name, tensor in stream]
-
-
 def old_layer(weights):
     old = {name: tensor.clone() for name, tensor in weights if "layers.1.mlp" in name}
     return lambda stream: [(name, old.get(name, tensor)) for name, tensor in stream]
@@ -228,7 +225,7 @@ def all_old(weights):
 
 @pytest.mark.parametrize(
     ("fault", "message"),
-    [(old_head, "stale head"), (old_layer, "some weights did not arrive"), (all_old, "stale weights.*version 0")],
+    [(old_layer, "some weights did not arrive"), (all_old, "stale weights.*version 0")],
 )
 def test_the_probe_catches_weights_of_one_step_before(server, fault, message, monkeypatch):
     policy = vllm_policy()
@@ -244,6 +241,27 @@ def test_the_probe_catches_weights_of_one_step_before(server, fault, message, mo
     assert sampler_gap(policy, draw(policy)) < GAP
 
 
+def test_the_probe_catches_a_tied_head_that_was_forgotten(server, monkeypatch, tmp_path):
+    """vLLM's own reload of a saved checkpoint, which names a tied weight once: the packed head stays (trap 1)."""
+    policy = vllm_policy()
+    engine = policy.use(rl.VLLMServer(policy, url=server.url, probe_every=1)).engine
+    step(policy, draw(policy))
+    remote = engine.remotes[0]
+
+    def reload_checkpoint(stream, tag):
+        policy.save_pretrained(tmp_path)
+        remote.call(
+            "POST", "/collective_rpc", body={"method": "reload_weights", "kwargs": {"weights_path": str(tmp_path)}}
+        )
+        finish(remote, tag)
+
+    monkeypatch.setattr(engine.handover, "send", reload_checkpoint)
+    with pytest.raises(rl.engines.ProbeError, match="stale head"):
+        draw(policy)
+    monkeypatch.undo()
+    assert sampler_gap(policy, draw(policy)) < GAP
+
+
 def test_the_probe_catches_a_cache_that_was_not_reset(server, monkeypatch):
     policy = vllm_policy()
     engine = policy.use(rl.VLLMServer(policy, url=server.url, probe_every=1)).engine
@@ -254,6 +272,7 @@ def test_the_probe_catches_a_cache_that_was_not_reset(server, monkeypatch):
         remote.call("POST", "/update_weight_version", body={"new_version": tag})
 
     monkeypatch.setattr("rlkit.engines.handover.finish", finish_without_reset)
+    monkeypatch.setattr("rlkit.engines.handover.paused", contextlib.nullcontext)  # vLLM's pause resets it too
     with pytest.raises(rl.engines.ProbeError, match="stale prefix cache"):
         draw(policy)
     monkeypatch.undo()
@@ -442,9 +461,8 @@ def test_a_server_that_stands_still_is_an_error_or_a_wait(server, policy):
 def test_two_ranks_send_their_own_prompts_and_share_the_weights(server, folder, tmp_path):
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", CLIENT]
     subprocess.run([*command, "ranks", server.url, folder, str(tmp_path)], check=True, capture_output=True)
-    subprocess.run([sys.executable, CLIENT, "ranks", server.url, folder, str(tmp_path / "..")], check=True)
     ranks = [json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in range(2)]
-    alone = json.loads((tmp_path / ".." / "rank0.json").read_text())
+    alone = two_steps(rl.setup(seed=0), server.url, folder)
     for place in range(2):
         assert max(rank[place]["gap"] for rank in ranks) < GAP
         assert ranks[0][place]["tokens"] + ranks[1][place]["tokens"] == alone[place]["tokens"]

@@ -9,6 +9,7 @@ What vLLM needs is in `server_settings`, who ends whom in `supervise`.
 import atexit
 import dataclasses
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -169,7 +170,9 @@ def serve(
     check_port(settings.host, settings.port)
     scratch = tempfile.TemporaryDirectory(prefix="rlkit-serve-", ignore_cleanup_errors=True)
     file = Path(log) if log is not None else Path(scratch.name) / "vllm.log"
-    command = supervisor_command(served_model(model, Path(scratch.name)), settings, log=file)
+    command = supervisor_command(
+        served_model(model, Path(scratch.name)), settings, log=file, scratch=Path(scratch.name)
+    )
     with file.open("ab") as output:
         process = subprocess.Popen(
             command,
@@ -184,9 +187,10 @@ def serve(
     return server
 
 
-def supervisor_command(model: str, settings: ServerSettings, *, log: Path) -> list[str]:
+def supervisor_command(model: str, settings: ServerSettings, *, log: Path, scratch: Path) -> list[str]:
     """The command of a supervisor that ends with this process."""
     words = [sys.executable, "-m", "rlkit.cli", "serve", model, "--log", str(log), "--parent", str(os.getpid())]
+    words += ["--scratch", str(scratch)]
     for field in dataclasses.fields(settings):
         value = getattr(settings, field.name)
         if value is not None and field.name not in ("extra", "token"):  # the token is in the environment
@@ -194,8 +198,22 @@ def supervisor_command(model: str, settings: ServerSettings, *, log: Path) -> li
     return [*words, "--", *settings.extra] if settings.extra else words
 
 
-def run_server(model: str, settings: ServerSettings, *, log: Path | None = None, parent: int | None = None) -> int:
+def run_server(
+    model: str,
+    settings: ServerSettings,
+    *,
+    log: Path | None = None,
+    parent: int | None = None,
+    scratch: Path | None = None,
+) -> int:
     """What `rlkit serve` does: run vLLM in this terminal until Ctrl-C, or until it ends.
+
+    Args:
+        model: what is served.
+        settings: of the server.
+        log: file for what vLLM prints, instead of standard error.
+        parent: process id whose end ends the server too.
+        scratch: folder of that process, deleted if it could not do so itself.
 
     Returns:
         Exit status: 0 after SIGTERM, 130 after Ctrl-C, 1 if vLLM ended by itself, 2 for what cannot be started.
@@ -215,7 +233,7 @@ def run_server(model: str, settings: ServerSettings, *, log: Path | None = None,
                 flush=True,
             )
 
-        return supervise(
+        status = supervise(
             command,
             serve_environment(settings, os.environ),
             is_ready=lambda: is_healthy(settings.url),
@@ -223,6 +241,9 @@ def run_server(model: str, settings: ServerSettings, *, log: Path | None = None,
             log=log,
             parent=parent,
         )
+    if scratch is not None and os.getppid() != parent:
+        shutil.rmtree(scratch, ignore_errors=True)
+    return status
 
 
 def _dtype_of(model: "Policy | str | os.PathLike[str]") -> str:
