@@ -169,10 +169,13 @@ def serve(
     )
     check_port(settings.host, settings.port)
     scratch = tempfile.TemporaryDirectory(prefix="rlkit-serve-", ignore_cleanup_errors=True)
-    file = Path(log) if log is not None else Path(scratch.name) / "vllm.log"
-    command = supervisor_command(
-        served_model(model, Path(scratch.name)), settings, log=file, scratch=Path(scratch.name)
-    )
+    folder = Path(scratch.name)
+    file = Path(log) if log is not None else folder / "vllm.log"
+    try:
+        command = supervisor_command(served_model(model, folder), settings, log=file, scratch=folder)
+    except BaseException:
+        scratch.cleanup()
+        raise
     with file.open("ab") as output:
         process = subprocess.Popen(
             command,
@@ -218,10 +221,10 @@ def run_server(
     Returns:
         Exit status: 0 after SIGTERM, 130 after Ctrl-C, 1 if vLLM ended by itself, 2 for what cannot be started.
     """
-    with tempfile.TemporaryDirectory(prefix="rlkit-serve-", ignore_cleanup_errors=True) as scratch:
+    with tempfile.TemporaryDirectory(prefix="rlkit-serve-", ignore_cleanup_errors=True) as folder:
         try:
             check_port(settings.host, settings.port)
-            command = serve_command(served_model(model, Path(scratch)), settings)
+            command = serve_command(served_model(model, Path(folder)), settings)
         except (ImportError, OSError, ValueError) as error:
             print(error, file=sys.stderr)
             return 2
