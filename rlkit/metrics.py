@@ -61,6 +61,7 @@ _ALL = [
     Metric("clip_ratio/high_max", "1 if any row was clipped above.", "share", "below 0.2"),
     Metric("sampler_gap/mean", "Mean distance between the sampler's and the policy's log-probabilities of the same tokens, on the first update.", "nats/token", "below 0.02"),
     Metric("sampler_gap/max", "Largest such distance of any token.", "nats", "below 1"),
+    Metric("sampler_logp/recomputed", "1 where the engine's log-probabilities were those of a truncated distribution (top_p and the like) and the policy's own took their place; sampler_gap then says nothing about the engine. Not there otherwise.", "0 or 1", "not there"),
     Metric("frac_masked", "Share of rows without a token in the loss (truncated and masked, or without a target).", "share", "near 0"),
     Metric("skipped", "1 if the step had nothing to learn and the optimizer was not stepped.", "0 or 1", "0"),
     Metric("aux_loss", "Load-balancing loss of a mixture-of-experts model.", "1", "falls"),

@@ -1,7 +1,9 @@
 """How completions are drawn; part of every rollout, because later passes need its temperature."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 MIN_TEMPERATURE = 1e-4
 """Below this, logits / temperature leaves what float32 can hold."""
@@ -81,3 +83,53 @@ class SamplingParams:
     def is_greedy(self) -> bool:
         """True if only the likeliest token can be drawn."""
         return self.top_k == 1
+
+
+ALIASES = {
+    "max_new_tokens": "max_completion_length",
+    "max_tokens": "max_completion_length",
+    "min_new_tokens": "min_completion_length",
+    "min_tokens": "min_completion_length",
+    "stop": "stop_strings",
+    "guided_decoding_regex": "regex",
+    "structured_outputs_regex": "regex",
+    "vllm_structured_outputs_regex": "regex",
+}
+"""Names of transformers' GenerationConfig, vLLM's SamplingParams and TRL's trainers for fields of `SamplingParams`."""
+NEUTRAL = {
+    "do_sample": True,
+    "num_beams": 1,
+    "presence_penalty": 0,
+    "frequency_penalty": 0,
+    "typical_p": 1,
+    "no_repeat_ngram_size": 0,
+    "length_penalty": 1,
+}
+"""Settings that rlkit does not have, with the value that changes nothing."""
+
+
+def from_generation_kwargs(kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of `SamplingParams` from the `generation_kwargs` of a TRL trainer's config.
+
+    Raises:
+        ValueError: a name that rlkit does not have (with another value than the neutral one), or one setting twice.
+
+    Example:
+        >>> from_generation_kwargs({"max_new_tokens": 32, "top_k": -1, "do_sample": True})
+        {'max_completion_length': 32, 'top_k': 0}
+    """
+    fields: dict[str, Any] = {}
+    for name, value in kwargs.items():
+        if name in NEUTRAL and value == NEUTRAL[name]:
+            continue
+        field = ALIASES.get(name, name)
+        if field not in SamplingParams.__dataclass_fields__:
+            raise ValueError(
+                f"sample: generation_kwargs has {name}={value!r}, which rlkit does not have. It knows "
+                f"{', '.join(sorted({*SamplingParams.__dataclass_fields__, *ALIASES}))}. Leave it out, or use a reward "
+                "function in its place."
+            )
+        if field in fields:
+            raise ValueError(f"sample: generation_kwargs sets {field} twice, also as {name}.")
+        fields[field] = 0 if field == "top_k" and value in (-1, None) else value
+    return fields

@@ -159,6 +159,7 @@ class VLLMColocate:
             vllm_request(self.policy, params, num_generations=num_generations, seed=seed, group_id=group)
             for group in group_ids
         ]
+        self._check_lengths(prompts, params.max_completion_length)
         completions = self._draw(prompts, requests)
         if self._enable_sleep:
             self.sleep()
@@ -231,6 +232,15 @@ class VLLMColocate:
         self._closed = why
         self._folder.cleanup()
 
+    def _check_lengths(self, prompts: Sequence[Sequence[int]], completion: int) -> None:
+        for place, prompt in enumerate(prompts):
+            if not prompt or len(prompt) + completion > self._max_context:
+                raise ValueError(
+                    f"{self.name}: prompt {place} has {len(prompt)} tokens; with up to {completion} of a completion it "
+                    f"must have between 1 and {self._max_context - completion} (max_model_length="
+                    f"{self._max_context}); vLLM would cut the completion short without a word."
+                )
+
     def _draw(self, prompts: Sequence[Sequence[int]], requests: Sequence[dict[str, Any]]) -> list[list[Completion]]:
         self.check_open()
         self._lifecycle.before_generate()
@@ -252,13 +262,6 @@ class VLLMColocate:
     def _run(self, prompts: Sequence[Sequence[int]], requests: Sequence[dict[str, Any]]) -> list[list[Completion]]:
         if not prompts:
             return []
-        for place, (prompt, request) in enumerate(zip(prompts, requests, strict=True)):
-            if not prompt or len(prompt) + request["max_tokens"] > self._max_context:
-                raise ValueError(
-                    f"{self.name}: prompt {place} has {len(prompt)} tokens; with up to {request['max_tokens']} of a "
-                    f"completion it must have between 1 and {self._max_context - request['max_tokens']} "
-                    f"(max_model_length={self._max_context}); vLLM would cut the completion short without a word."
-                )
         outputs = self._llm.run(prompts, requests, self._adapter)
         return [
             [self._completion(output) for output in sorted(request.outputs, key=lambda output: output.index)]

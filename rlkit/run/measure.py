@@ -44,6 +44,8 @@ def measure(
         rows = collectives.gather_rows(rows)
         tokens += int(rows["prompt"].sum()) + int(rows["lengths"].sum())
         metrics |= {"num_tokens": float(tokens)} | length_metrics(rows["lengths"], rows["truncated"])
+        if rollout.logp_recomputed:
+            metrics["sampler_logp/recomputed"] = 1.0
         if ref_logps is not None:
             metrics |= kl_row_metrics(rows["kl"], rows["lengths"])
     if scores is not None:

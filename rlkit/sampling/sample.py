@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,6 +17,7 @@ from rlkit.rollout import Prompt, PromptBatch, Rollout, SamplingParams
 from rlkit.sampling.assemble import assemble
 from rlkit.sampling.engine import Completion, Engine, EngineError
 from rlkit.sampling.transformers_engine import TransformersEngine
+from rlkit.sampling_params import from_generation_kwargs
 
 if TYPE_CHECKING:
     from rlkit.policy import Policy
@@ -39,6 +40,7 @@ def sample(
     min_completion_length: int = 0,
     stop_strings: Sequence[str] | str = (),
     regex: str | None = None,
+    generation_kwargs: Mapping[str, Any] | None = None,
     seed: int | None = None,
     generator: torch.Generator | None = None,
 ) -> Rollout:
@@ -59,6 +61,8 @@ def sample(
         min_completion_length: no end token before so many tokens.
         stop_strings: texts that end a completion; the token that completes one is kept.
         regex: every completion is forced to match this regular expression as a whole.
+        generation_kwargs: the same settings under the names of transformers, vLLM or TRL (max_new_tokens, stop, ...),
+            as configs of TRL's trainers have them; they win over the arguments above.
         seed: of this call. None draws one from `generator`, or from torch's CPU generator, which `rl.setup(seed=...)`
             seeds.
         generator: a CPU generator to draw the seed from.
@@ -89,6 +93,8 @@ def sample(
         stop_strings=(stop_strings,) if isinstance(stop_strings, str) else tuple(stop_strings or ()),
         regex=regex,
     )
+    if generation_kwargs:
+        params = dataclasses.replace(params, **from_generation_kwargs(generation_kwargs))
     if not isinstance(num_generations, int):
         raise TypeError(f"sample: num_generations must be a whole number, got {num_generations!r}.")
     if num_generations < 1:

@@ -67,13 +67,13 @@ def test_versions_are_read_back(subject):
 def test_a_prompt_too_long_for_the_engine_alone_is_refused(subject):
     params = rl.SamplingParams(max_completion_length=8)
     for prompt in ([5] * 473, []):
-        with pytest.raises(ValueError, match=r"prompt 0 has \\d+ tokens"):
+        with pytest.raises(ValueError, match=r"prompt 0 has \d+ tokens"):
             subject.generate([prompt], [0], num_generations=1, params=params, seed=0)
 
 
 @pytest.mark.parametrize("temperature", [0.005, 2.5])
 def test_temperatures_that_vllm_would_change_are_refused(subject, temperature):
-    with pytest.raises(ValueError, match="vLLM draws at temperatures from 0.01 to 2"):
+    with pytest.raises(ValueError, match=r"vLLM draws at temperatures from 0\.01 to 2"):
         draw(subject, temperature=temperature)
 
 
@@ -100,7 +100,7 @@ FAULTS = {
 def test_the_probe_catches_a_faulty_transfer(make, fault, monkeypatch):
     change, message = FAULTS[fault]
     engine = make(vllm_policy())
-    step(engine)  # a good transfer came before
+    step(engine, lr=1e-1)  # a good transfer came before
     reload = engine._llm.reload
     monkeypatch.setattr(engine._llm, "reload", lambda stream: reload(change(stream)))
     with pytest.raises(ProbeError, match=message):
@@ -235,7 +235,7 @@ def test_an_adapter_that_is_ignored_is_caught(make, monkeypatch):
     engine = make(vllm_policy(peft_config=lora()), lora="adapter")
     step(engine, lr=1e-1)
     monkeypatch.setattr(engine._llm, "add_adapter", lambda request: None)  # the file of before stays
-    with pytest.raises(ProbeError, match="stale weights.* an adapter is ignored"):
+    with pytest.raises(ProbeError, match=r"stale weights.* an adapter is ignored"):
         draw(engine)
 
 
