@@ -24,6 +24,7 @@ from engines.server_helpers import (
     CONTEXT,
     LONG_PROMPT,
     PROMPTS,
+    WAIT_SECONDS,
     alive,
     api_server,
     engine_core,
@@ -47,6 +48,7 @@ from rlkit.sampling.engine import EngineError
 
 pytestmark = pytest.mark.vllm
 
+SMOLLM2_GAP = 5e-4  # nats, float32, 30 layers
 GAP = 1e-4  # nats, float32: the issue's bound on the difference between engine and trainer
 CLIENT = str(Path(__file__).with_name("server_client.py"))
 LORA_RANK = 8
@@ -513,4 +515,29 @@ def test_a_server_ends_with_the_process_that_started_it(folder):
         everyone = family(supervisor)
         assert len(everyone) >= 3
         parent.kill()
+    wait_for(lambda: not alive(everyone), "the whole server to end")
+
+
+@pytest.mark.smollm2
+@pytest.mark.slow
+def test_the_command_serves_smollm2_for_two_steps_and_ends_with_ctrl_c():
+    """From the command line: the line that says when it is ready, an offline name, and what is left after Ctrl-C."""
+    try:
+        policy = rl.load_policy("smollm2", device="cpu")
+    except ValueError:
+        pytest.skip("SmolLM2-135M is not installed")
+    port = free_port()
+    command = [sys.executable, "-m", "rlkit.cli", "serve", "smollm2", "--port", str(port), "--max-model-len", "256"]
+    with subprocess.Popen([*command, "--log", os.devnull], stdout=subprocess.PIPE, text=True) as process:
+        said = process.stdout.readline()
+        assert said.startswith(f"rlkit serve: smollm2 is ready at http://127.0.0.1:{port} (float32)")
+        policy.use(rl.VLLMServer(policy, url=f"127.0.0.1:{port}"))
+        optimizer = torch.optim.AdamW(policy.trainable_parameters(), lr=1e-5)
+        for seed in range(2):
+            rollout = draw(policy, ["The capital of France is"], num_generations=4, max_completion_length=12, seed=seed)
+            assert sampler_gap(policy, rollout) < SMOLLM2_GAP
+            rl.loss_step(policy, optimizer, rollout, torch.tensor([1.0, -1.0, 0.5, -0.5]))
+        everyone = family(process.pid)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(WAIT_SECONDS) == 130
     wait_for(lambda: not alive(everyone), "the whole server to end")
