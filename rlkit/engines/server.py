@@ -102,7 +102,8 @@ class VLLMServer:
         self.remotes = [Remote(one, deadline=deadline, token=token) for one in url.split(",") if one.strip()]
         if not self.remotes:
             raise ValueError("VLLMServer: url is empty; give the server's address, 'http://127.0.0.1:8000'.")
-        self.way = choose_way(self.remotes, sync, folder)
+        main = collectives.rank() == 0  # which alone moves weights: where it runs decides
+        self.way = collectives.from_main(choose_way(self.remotes, sync, folder) if main else "")
         by_adapter = uses_adapter(policy, lora)
         place = Path(folder) if folder is not None else SHARED_MEMORY
         self.word = collectives.from_main(secrets.token_hex(4))  # in the name of the weights: whose they are

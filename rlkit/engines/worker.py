@@ -17,7 +17,7 @@ import torch
 
 from rlkit.engines.dying import VARIABLE, die_with_parent
 from rlkit.engines.in_process import restore_layers
-from rlkit.engines.weights import check_manifest
+from rlkit.engines.weights import check_manifest, plain_manifest
 
 if VARIABLE in os.environ:  # in a process of a server that rlkit has started, never in a notebook
     die_with_parent()
@@ -104,4 +104,4 @@ def shapes_of_config(config: Any) -> Shapes | None:
         return None
     with torch.device("meta"):
         model = kind._from_config(copy.deepcopy(config))
-    return {name: list(p.shape) for name, p in model.named_parameters(remove_duplicate=False)}
+    return {name: list(shape) for name, (shape, _) in plain_manifest(model).items()}

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 import torch
-from builders import EOS, tiny_policy
+from builders import BOS, EOS, PAD, VOCABULARY, tiny_policy
 from engines.http_server import DROP, HANG, answering, counting, slowly
 
 import rlkit as rl
@@ -15,6 +15,7 @@ from rlkit.engines.remote import Remote, run_apart
 from rlkit.engines.server import choose_way
 from rlkit.engines.server_settings import free_port
 from rlkit.engines.weights import manifest, named_weights
+from rlkit.engines.worker import shapes_of_config
 from rlkit.rollout import SamplingParams
 from rlkit.sampling import EngineError
 
@@ -121,6 +122,31 @@ def test_a_proxy_of_the_environment_is_not_asked(policy, monkeypatch):
 def test_addresses_that_are_none(policy, url):
     with pytest.raises(ValueError, match="url"):
         rl.VLLMServer(policy, url=url)
+
+
+@pytest.mark.parametrize("kind", ["Qwen2MoeForCausalLM", "LlamaForCausalLM", "GPTNeoXForCausalLM", "BloomForCausalLM"])
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_server_expects_what_the_policy_gives(kind, tied):
+    """From the config alone, without weights: experts under the checkpoint's names, buffers, a tied head twice."""
+    import transformers
+
+    model_class = getattr(transformers, kind)
+    config = model_class.config_class(
+        vocab_size=len(VOCABULARY),
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        tie_word_embeddings=tied,
+        eos_token_id=EOS,
+        bos_token_id=BOS,
+        pad_token_id=PAD,
+        architectures=[kind],
+        **({"num_experts": 4, "moe_intermediate_size": 8} if "Moe" in kind else {}),
+    )
+    policy = tiny_policy(model_class(config))
+    expected = {name: list(shape) for name, (shape, _) in manifest(policy).items()}
+    assert shapes_of_config(config) == expected
+    assert len(expected) > 10
 
 
 # Syncing
