@@ -90,9 +90,10 @@ def serve_command(model: str, settings: ServerSettings) -> list[str]:
         model: a folder with a saved model, or a hub id.
         settings: of the server.
 
-    Example:
-        >>> serve_command("folder", ServerSettings(port=8001))[3:9]
-        ['serve', 'folder', '--host', '127.0.0.1', '--port', '8001']
+    Raises:
+        ImportError: there is no vLLM.
+
+    Example: `serve_command("folder", ServerSettings(port=8001))`
     """
     cache = settings.kv_cache_gib
     if cache is None and is_cpu_build():
