@@ -16,27 +16,18 @@ import logging
 import os
 import secrets
 from collections.abc import Iterable, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor
 
 from rlkit import collectives
 from rlkit.engines.attach import Described, attach, check_fit
 from rlkit.engines.completions import draw
-from rlkit.engines.handover import (
-    ADAPTER,
-    SHARED_MEMORY,
-    AdapterHandover,
-    FileHandover,
-    Handover,
-    NCCLHandover,
-    remove_left_files,
-)
+from rlkit.engines.handover import ADAPTER, Handover
 from rlkit.engines.remote import Remote
 from rlkit.engines.requests import truncates_in_vllm, vllm_request
 from rlkit.engines.server_probe import ServerProbe
+from rlkit.engines.ways import Lora, SyncWay, choose_way, make_handover, uses_adapter
 from rlkit.engines.weights import Manifest, is_quantised, manifest, named_weights
 from rlkit.rollout import SamplingParams
 from rlkit.sampling.engine import Completion, EngineError
@@ -46,8 +37,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-SyncWay = Literal["auto", "shm", "disk", "nccl"]
-Lora = Literal["auto", "merge", "adapter"]
 FRESH = "default"  # vLLM's own name for the weights of a server that has just been started
 
 
@@ -105,7 +94,6 @@ class VLLMServer:
         main = collectives.rank() == 0  # which alone moves weights: where it runs decides
         self.way = collectives.from_main(choose_way(self.remotes, sync, folder) if main else "")
         by_adapter = uses_adapter(policy, lora)
-        place = Path(folder) if folder is not None else SHARED_MEMORY
         self.word = collectives.from_main(secrets.token_hex(4))  # in the name of the weights: whose they are
         shapes: Manifest = {} if is_quantised(policy.model) else manifest(policy)
         self.servers: list[Described] = [attach(remote) for remote in self.remotes]
@@ -114,17 +102,15 @@ class VLLMServer:
         self.model = ADAPTER if by_adapter else None  # instead of the server's own name of its model
         self._version: int | None = None
         self._closed = False
-        self.handover: Handover
-        if by_adapter:
-            if self.way == "nccl":
-                raise ValueError("VLLMServer: an adapter alone goes over as a file. Give folder= on a shared disk.")
-            self.handover = AdapterHandover(policy, self.servers, place)
-        elif self.way == "nccl":
-            self.handover = NCCLHandover(self.servers, shapes, group_port)
-        else:
-            self.handover = FileHandover(self.servers, place)
-        if collectives.rank() == 0:
-            remove_left_files(place)
+        self.handover: Handover = make_handover(
+            policy,
+            self.servers,
+            way=self.way,
+            folder=folder,
+            adapter=by_adapter,
+            manifest=shapes,
+            group_port=group_port,
+        )
         self.probe = ServerProbe(self, every=probe_every) if probe_every else None
         self._trouble = "it has not been given the policy's weights yet"
 
@@ -281,44 +267,3 @@ class VLLMServer:
 
     def __repr__(self) -> str:
         return f"VLLMServer({','.join(r.url for r in self.remotes)}, sync {self.way}, version {self._version})"
-
-
-def choose_way(remotes: Sequence[Remote], sync: str, folder: str | os.PathLike[str] | None) -> str:
-    """How weights go over.
-
-    Raises:
-        ValueError: an unknown way, or one that cannot work here.
-    """
-    if sync not in get_args(SyncWay):
-        raise ValueError(f"VLLMServer: sync must be one of {', '.join(get_args(SyncWay))}, got {sync!r}.")
-    away = [remote.where for remote in remotes if not remote.is_here]
-    if sync == "shm" and away:
-        raise ValueError(f"VLLMServer: sync='shm' is for servers on this machine, but {away[0]} is not.")
-    if sync == "disk" and folder is None:
-        raise ValueError("VLLMServer: sync='disk' needs folder=, on a disk that this machine and the server see.")
-    if sync != "auto":
-        return sync
-    if folder is not None:
-        return "disk"
-    if not away and SHARED_MEMORY.is_dir():
-        return "shm"
-    if torch.cuda.is_available():
-        return "nccl"
-    raise ValueError(
-        f"VLLMServer: there is no way to bring weights to {(away or [remotes[0].where])[0]}: it is not this machine, "
-        "no folder= on a shared disk is given, and there is no GPU for NCCL."
-    )
-
-
-def uses_adapter(policy: "Policy", lora: str) -> bool:
-    """True if only the policy's adapter goes over.
-
-    Raises:
-        ValueError: an unknown way, or one that this policy cannot have.
-    """
-    if lora not in get_args(Lora):
-        raise ValueError(f"VLLMServer: lora must be one of {', '.join(get_args(Lora))}, got {lora!r}.")
-    adapted = hasattr(policy.model, "peft_config")
-    if lora == "adapter" and not adapted:
-        raise ValueError(f"VLLMServer: lora='adapter', but {policy.name!r} has no adapter.")
-    return lora == "adapter" or (lora == "auto" and adapted and is_quantised(policy.model))

@@ -23,6 +23,7 @@ from rlkit.engines.server_settings import (
     ServerSettings,
     check_port,
     free_port,
+    is_cpu_build,
     is_healthy,
     serve_command,
     serve_environment,
@@ -167,6 +168,7 @@ def serve(
         seed=seed,
         extra=tuple(extra),
     )
+    is_cpu_build()  # refuses where there is no vLLM
     check_port(settings.host, settings.port)
     scratch = tempfile.TemporaryDirectory(prefix="rlkit-serve-", ignore_cleanup_errors=True)
     folder = Path(scratch.name)

@@ -12,8 +12,8 @@ from engines.http_server import DROP, HANG, answering, counting, slowly
 import rlkit as rl
 from rlkit.engines.handover import remove_left_files
 from rlkit.engines.remote import Remote, run_apart
-from rlkit.engines.server import choose_way
 from rlkit.engines.server_settings import free_port
+from rlkit.engines.ways import choose_way
 from rlkit.engines.weights import manifest, named_weights
 from rlkit.engines.worker import shapes_of_config
 from rlkit.rollout import SamplingParams
