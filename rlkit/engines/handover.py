@@ -10,7 +10,7 @@ import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -31,6 +31,7 @@ MIXED = "rlkit-mixed"  # name of weights of which a failed load has changed some
 LEAST_BYTES_PER_SECOND = 50e6  # a load slower than this counts as hanging
 
 
+@runtime_checkable
 class Handover(Protocol):
     """A way to bring weights."""
 
