@@ -143,23 +143,26 @@ def gathered(scorer: nn.Module, *, write: bool = False) -> Iterator[None]:
     """Inside, sharded weights are whole on every process, and forward passes exchange nothing.
 
     Needs the memory of the whole model for as long as it lasts (docs/scaling.md). Changes are kept under FSDP2 never,
-    under ZeRO-3 with `write`.
+    under ZeRO-3 with `write`. May be nested: the outermost one ends it.
     """
     zero3: Any = getattr(scorer, "zero3", None)
     if zero3 is not None:
         with zero3.gathered(write=write):
             yield
         return
-    modules = fsdp_modules(scorer) if dist.is_available() and dist.is_initialized() else []
+    outer: bool = getattr(scorer, "is_gathered", False)
+    modules = fsdp_modules(scorer) if not outer and dist.is_available() and dist.is_initialized() else []
     for module in modules:
         module.unshard()
     if modules:
         modules[0].set_reshard_after_forward(False)
+        vars(scorer)["is_gathered"] = True
     try:
         yield
     finally:
         if modules:
             modules[0].set_reshard_after_forward(True)
+            vars(scorer)["is_gathered"] = False
         for module in modules:
             module.reshard()
 

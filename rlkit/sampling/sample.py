@@ -18,6 +18,7 @@ from rlkit.sampling.assemble import assemble
 from rlkit.sampling.engine import Completion, Engine, EngineError
 from rlkit.sampling.transformers_engine import TransformersEngine
 from rlkit.sampling_params import from_generation_kwargs
+from rlkit.strategies import gathered
 
 if TYPE_CHECKING:
     from rlkit.policy import Policy
@@ -147,7 +148,8 @@ def sync(engine: Engine) -> None:
     if not stale:
         return
     problem: Exception | None = None
-    with contextlib.closing(named_weights(policy)) as weights:
+    # Gathered around the whole transfer: an engine may keep a tensor of the stream until it has read all of them.
+    with gathered(policy.local_scorer), contextlib.closing(named_weights(policy)) as weights:
         try:
             engine.sync(weights, policy.version)
         except (EngineError, ValueError, OSError) as error:

@@ -1,0 +1,136 @@
+"""`sample` hands the weights over, and the probe finds out where they did not arrive: on a copy in this process."""
+
+import pytest
+import torch
+from engines.contract import LOGP_ATOL, EngineContract, draw, step
+from engines.copy_engine import CopyEngine
+from engines.engine_models import vllm_policy
+
+import rlkit as rl
+from rlkit.engines import ProbeError
+from rlkit.engines.weights import named_weights
+from rlkit.sampling import EngineError
+
+
+@pytest.fixture(scope="module")
+def subject():
+    return CopyEngine(vllm_policy())
+
+
+@pytest.fixture
+def engine():
+    engine = CopyEngine(vllm_policy())
+    engine.policy.use(engine)
+    return engine
+
+
+class TestCopyEngine(EngineContract):
+    def break_a_transfer(self, subject):
+        def fail(stream):
+            raise EngineError("half-way")
+
+        subject.change = fail
+        with pytest.raises(EngineError, match="half-way"):
+            subject.sync(named_weights(subject.policy), subject.policy.version)
+        subject.change = lambda stream: stream
+
+
+def test_weights_go_over_once_per_version(engine):
+    for _ in range(3):
+        draw(engine)
+    assert engine.syncs == 1
+    step(engine.policy.engine)
+    draw(engine.policy)
+    assert engine.syncs == 2
+
+
+def test_an_engine_that_does_not_take_the_version_is_refused(engine, monkeypatch):
+    monkeypatch.setattr(engine, "sync", lambda tensors, version: [None for _ in tensors])
+    with pytest.raises(EngineError, match="has weights of version None after it was given version 0"):
+        draw(engine)
+
+
+def test_a_completion_of_other_weights_is_refused(engine, monkeypatch):
+    draw(engine)
+    generate = engine.generate
+
+    def older(*args, **kwargs):
+        return [[c._replace(version=-1) for c in group] for group in generate(*args, **kwargs)]
+
+    monkeypatch.setattr(engine, "generate", older)
+    with pytest.raises(EngineError, match="with the weights of version -1, the policy is at version 0"):
+        draw(engine)
+
+
+def test_the_engines_own_context_counts(engine, monkeypatch):
+    monkeypatch.setattr(CopyEngine, "max_context", 30)
+    with pytest.raises(ValueError, match=r"exceed max_model_length of engine 'copy', 30 tokens"):
+        draw(engine, ["1" * 20], max_completion_length=11)
+
+
+def test_truncated_log_probabilities_are_replaced_and_the_metrics_say_so(tmp_path):
+    engine = CopyEngine(vllm_policy(), truncated=True)
+    rollout = draw(engine, top_p=0.8)
+    assert rollout.logp_recomputed
+    expected = rl.compute_logps(engine.policy, rollout)
+    torch.testing.assert_close(rollout.sampler_logp, expected, rtol=0, atol=LOGP_ATOL)
+    plain = draw(engine)
+    assert not plain.logp_recomputed
+    run = rl.Run(tmp_path / "run")
+    run.log(0, rollout)
+    assert run.metrics.iloc[0]["sampler_logp/recomputed"] == 1.0
+    run.log(1, plain)
+    assert run.metrics.iloc[1].isna()["sampler_logp/recomputed"]
+
+
+def without(*parts):
+    return lambda stream: [(name, tensor) for name, tensor in stream if not any(part in name for part in parts)]
+
+
+def other_weights(stream):
+    other = vllm_policy(seed=9).model.state_dict()
+    return [(name, other[name]) for name, _ in stream]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (without("layers.1"), "some weights did not arrive"),
+        (without("lm_head"), "stale head"),
+        (without("model", "lm_head"), "stale weights, it answers bit for bit as it did with version 0"),
+        (other_weights, "some weights did not arrive"),
+    ],
+)
+def test_faulty_transfers_are_told_apart(engine, change, message):
+    step(engine, lr=0.1)  # drawn and compared with version 0
+    engine.change = change
+    with pytest.raises(ProbeError, match=message):
+        draw(engine)
+    with pytest.raises(EngineError, match=message):  # it stays refused
+        engine.check()
+    engine.change = lambda stream: stream
+    assert draw(engine).policy_version == 1
+
+
+def test_a_stale_cache_is_told_apart(engine):
+    step(engine, lr=0.1)
+    engine.keeps_cache = True
+    with pytest.raises(ProbeError, match="stale prefix cache"):
+        draw(engine)
+
+
+def test_a_wrong_model_is_told_at_once(engine):
+    engine.change = other_weights
+    with pytest.raises(ProbeError, match="wrong model"):
+        draw(engine)
+
+
+def test_raw_log_probabilities_are_told_apart():
+    with pytest.raises(ProbeError, match="wrong temperature"):
+        draw(CopyEngine(vllm_policy(), raw=True))
+
+
+def test_a_step_too_small_for_the_probe_passes(engine):
+    step(engine, lr=1e-7)
+    draw(engine)
+    assert engine.probe.gap_max < 1e-4
