@@ -1,4 +1,4 @@
-"""Engines beside the default one: vLLM in the process, and what every engine with weights of its own shares."""
+"""Engines beside the default one: vLLM in the process and as a server, and what engines with own weights share."""
 
 from rlkit.engines.colocate import VLLMColocate
 from rlkit.engines.memory import VLLMMemory, vllm_memory
