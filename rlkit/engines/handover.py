@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 SHARED_MEMORY = Path("/dev/shm")
 ADAPTER = "rlkit-adapter"  # its name on the server
+RESUME_SECONDS = 5.0  # patience with a server that has just failed
 MIXED = "rlkit-mixed"  # name of weights of which a failed load has changed some
 LEAST_BYTES_PER_SECOND = 50e6  # a load slower than this counts as hanging
 
@@ -202,12 +203,12 @@ def _joined(remote: Remote, port: int) -> Any:
 @contextlib.contextmanager
 def paused(remote: Remote) -> Iterator[None]:
     """No completion is drawn inside. The server goes on afterwards, whatever happened."""
-    remote.call("POST", "/pause", params={"mode": "wait"})
     try:
+        remote.call("POST", "/pause", params={"mode": "wait"})
         yield
-    except BaseException:
+    except BaseException:  # also an interrupt, and a pause that may still come
         with contextlib.suppress(EngineError):  # the first error says more
-            remote.call("POST", "/resume")
+            remote.call("POST", "/resume", deadline=min(RESUME_SECONDS, remote.deadline))
         raise
     remote.call("POST", "/resume")
 

@@ -102,7 +102,10 @@ class Remote:
             EngineError: the answer says no; with the server's own words.
         """
         if answer.status_code == 200:
-            return answer.json() if "json" in answer.headers.get("content-type", "") else answer.text
+            try:
+                return answer.json() if "json" in answer.headers.get("content-type", "") else answer.text
+            except ValueError as error:
+                raise EngineError(f"VLLMServer: {self.where} answered {path} with broken JSON: {error}") from error
         said = _message(answer)
         if answer.status_code == 401:
             raise EngineError(

@@ -182,7 +182,8 @@ class VLLMServer:
         """
         if self._closed:
             raise EngineError("VLLMServer: the engine is closed. Make a new one: VLLMServer(policy, url=...).")
-        problem: Exception | None = None
+        before, problem = self._version, None
+        self.distrust("the last transfer of weights failed")  # an interrupt may come at any moment
         try:
             self.handover.send(tensors, self._tag(version))
         except (EngineError, ValueError, OSError) as error:
@@ -192,8 +193,8 @@ class VLLMServer:
         if found is None:
             self._version = version
             return
-        if not isinstance(found, ValueError):  # else nothing was changed
-            self.distrust("the last transfer of weights failed")
+        if isinstance(found, ValueError):  # nothing was changed
+            self._version = before
         raise found
 
     def distrust(self, why: str) -> None:
