@@ -10,7 +10,7 @@ from rlkit import _openmp, losses, metrics, oracle, rewards, tasks  # _openmp fi
 from rlkit.advantages import compute_kl, compute_loo_advantage, compute_optimal_advantage, optimal_value
 from rlkit.card import model_card
 from rlkit.comparison import Comparison
-from rlkit.engines import VLLMColocate, VLLMMemory, vllm_memory
+from rlkit.engines import Server, VLLMColocate, VLLMMemory, VLLMServer, serve, vllm_memory
 from rlkit.evaluate import Evaluation, evaluate
 from rlkit.export import ExportError, export
 from rlkit.groups import Accumulated, accumulate, drop_uninformative_groups
@@ -24,7 +24,7 @@ from rlkit.reference import update_reference
 from rlkit.rewards import score
 from rlkit.rollout import PromptBatch, Rollout, SamplingParams, Scores, Update
 from rlkit.run import Run, RunReader
-from rlkit.sampling import TransformersEngine, sample
+from rlkit.sampling import EngineError, TransformersEngine, sample
 from rlkit.step import loss_step
 from rlkit.view import Dashboard, show_completions
 from rlkit.vstar import ValueTable, estimate_vstar
@@ -40,6 +40,7 @@ __all__ = [
     "Accumulated",
     "Comparison",
     "Dashboard",
+    "EngineError",
     "Evaluation",
     "ExportError",
     "LossInputs",
@@ -51,10 +52,12 @@ __all__ = [
     "RunReader",
     "SamplingParams",
     "Scores",
+    "Server",
     "TransformersEngine",
     "Update",
     "VLLMColocate",
     "VLLMMemory",
+    "VLLMServer",
     "ValueTable",
     "World",
     "a2po_loss",
@@ -80,6 +83,7 @@ __all__ = [
     "rloo_loss",
     "sample",
     "score",
+    "serve",
     "setup",
     "show_completions",
     "tasks",

@@ -178,6 +178,22 @@ MUTANTS = [
     Mutant("view: NaN in an answer", "view/values.py", 'return "NaN" if math.isnan(value) else', "return value if math.isnan(value) else", "view/test_data.py view/test_panel.py"),
     Mutant("view: a cut text hides its length", "view/values.py", '"length": len(text)}', '"length": limit}', "view/test_data.py"),
     Mutant("view: a closed panel stays alive", "view/panel.py", "layout.close()", "layout.open()", "view/test_panel.py"),
+    # vLLM as a server
+    Mutant('server: prefix cache not reset', 'engines/handover.py', 'if not remote.call("POST", "/reset_prefix_cache")["success"]:', 'if False:', 'engines/test_server_client.py'),
+    Mutant("server: not resumed after a failed load", "engines/handover.py", 'remote.call("POST", "/resume", deadline=min(RESUME_SECONDS, remote.deadline))', "pass", "engines/test_server_client.py"),
+    Mutant('server: weights of another client not noticed', 'engines/server.py', 'elif found != self._tag(self._version):', 'elif False:', 'engines/test_server_client.py'),
+    Mutant('server: a restart not noticed', 'engines/server.py', '            if found == FRESH:\n                fresh = True', '            if found == FRESH:\n                fresh = False', 'engines/test_server_client.py'),
+    Mutant('server: valid after a failed sync', 'engines/server.py', 'self.distrust("the last transfer of weights failed")', 'pass', 'engines/test_server_client.py'),
+    Mutant('server: completions cut off are kept', 'engines/requests.py', 'if finish_reason not in ("stop", "length"):', 'if finish_reason is None:', 'engines/test_server_client.py'),
+    Mutant('server: a changed prompt accepted', 'engines/completions.py', 'if seen is not None and list(seen) != list(prompt):', 'if False:', 'engines/test_server_client.py'),
+    Mutant('server: completions in the order of arrival', 'engines/completions.py', 'choices = sorted(answer["choices"], key=lambda choice: choice["index"])', 'choices = answer["choices"]', 'engines/test_server_client.py'),
+    Mutant('server: silence is patience', 'engines/completions.py', 'if left <= 0:', 'if False:', 'engines/test_server_client.py'),
+    Mutant('server: another dtype accepted', 'engines/attach.py', 'if server.dtype not in fitting:', 'if False:', 'engines/test_server_client.py'),
+    Mutant('server: the proxy of the environment asked', 'engines/remote.py', '                trust_env=False,\n', '                trust_env=True,\n', 'engines/test_server_client.py'),
+    Mutant('server: files of a living client deleted', 'engines/handover.py', 'if number.isdecimal() and not Path("/proc", number).exists():', 'if number.isdecimal():', 'engines/test_server_client.py'),
+    Mutant('server: what a killed server leaves stays', 'engines/supervise.py', 'os.killpg(child.pid, signal.SIGKILL)', 'pass', 'engines/test_serve.py'),
+    Mutant('server: outlives the process that asked', 'engines/supervise.py', 'if parent is not None and os.getppid() != parent:', 'if False:', 'engines/test_serve.py'),
+    Mutant('server: sampling defaults of the checkpoint', 'engines/server_settings.py', '"generation-config": "vllm",', '"generation-config": "auto",', 'engines/test_serve.py'),
 ]  # fmt: skip
 
 
