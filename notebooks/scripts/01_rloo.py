@@ -4,7 +4,7 @@
     torchrun --nproc_per_node 8 01_rloo.py --strategy fsdp2 --out runs/a --resume auto
     rlkit export 01_rloo.ipynb --slurm job.sbatch --nodes 4 --gpus-per-node 8
 
-sha256 of the code: 83361772ccb5908a77f8425a825a45e88bad6debdd3cb9affddb42b215a748cd
+sha256 of the code: bc5804abe507e1f3fa6619a1c58dedaa102fccd6d7316705266d4ab6027788ce
 """
 
 # # RLOO: REINFORCE with a leave-one-out baseline
@@ -64,7 +64,7 @@ if __name__ in ("__main__", "__mp_main__"):  # the command line decides, in work
 
 
 if __name__ == "__main__":
-    rlkit_script.start(__file__, notebook="01_rloo.ipynb", sha256="83361772ccb5908a77f8425a825a45e88bad6debdd3cb9affddb42b215a748cd")
+    rlkit_script.start(__file__, notebook="01_rloo.ipynb", sha256="bc5804abe507e1f3fa6619a1c58dedaa102fccd6d7316705266d4ab6027788ce")
 
     # %% cell 3
     # One correct completion among four: it is better than the others by 1, each of the others is worse by a third.
@@ -94,6 +94,9 @@ if __name__ == "__main__":
     # ## The loop
     #
     # Five steps: **sample** completions, **score** them, measure the KL from the reference, turn rewards into **advantages**, take a **loss step**.
+    # `run.dashboard()` shows the run while it goes: charts, the completions of every step, each group's arithmetic, each token's share. It
+    # reads the run's folder, so it also works from another notebook (`rl.Dashboard("runs/rloo-first")`) or a shell (`rlkit view runs/rloo-first`).
+    #
     # Interrupt the loop at any time: the current step ends, a checkpoint is on disk, and running the loop's cell again goes on from
     # there. (The cell before it makes a *new* run.)
 
@@ -128,15 +131,17 @@ if __name__ == "__main__":
 
     # %% cell 18
     after = rl.evaluate(policy, test_rows, task.rewards, max_completion_length=max_completion_length)
-    print(f"held-out accuracy {before.reward:.3f} -> {after.reward:.3f}")
+    change = after.compare(before)  # prompt by prompt, with a 95 % interval
+    print(change)
 
+    # %% cell 19
     table = before.to_pandas()[["prompt", "answer", "completion", "reward"]].rename(
         columns={"completion": "before", "reward": "reward before"}
     )
     table["after"], table["reward after"] = after.to_pandas()["completion"], after.to_pandas()["reward"]
     table.head(12)
 
-    # %% cell 19
+    # %% cell 20
     if run.step >= 120 and model_name == "tiny-add":  # a shorter run promises nothing
         assert before.reward <= 0.45, before
         assert after.reward >= 0.75, after
