@@ -185,6 +185,7 @@ MUTANTS = [
     Mutant('server: silence is patience', 'engines/completions.py', 'if left <= 0:', 'if False:', 'engines/test_server_client.py'),
     Mutant('server: another dtype accepted', 'engines/attach.py', 'if server.dtype not in fitting:', 'if False:', 'engines/test_server_client.py'),
     Mutant('server: the proxy of the environment asked', 'engines/remote.py', '                trust_env=False,\n', '                trust_env=True,\n', 'engines/test_server_client.py'),
+    Mutant("a process without a share is asked for columns", 'rewards/score.py', 'if not len(offer):', 'if False:', 'rewards/test_kinds.py'),
     Mutant('files of a living process deleted', 'engines/leftovers.py', ' or Path("/proc", number).exists():', ':', 'engines/test_leftovers.py'),
     Mutant("files of another container's process deleted", 'engines/leftovers.py', 'os.stat(NAMESPACE).st_ino if NAMESPACE.exists() else 0', '0', 'engines/test_leftovers.py'),
     Mutant('server: what a killed server leaves stays', 'engines/supervise.py', 'os.killpg(child.pid, signal.SIGKILL)', 'pass', 'engines/test_serve.py'),

