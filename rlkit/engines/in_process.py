@@ -177,7 +177,7 @@ def _load_vllm(name: str) -> Any:
     except (ImportError, RuntimeError) as error:  # trap 16: torchvision raises the latter beside another torch
         raise ImportError(
             f"{name}: vLLM does not load here ({type(error).__name__}: {error}). If it speaks of torchvision, "
-            "torchaudio or torchcodec, they were built for another torch: pip uninstall torchvision torchaudio torchcodec."
+            "torchaudio or torchcodec, they are for another torch: pip uninstall torchvision torchaudio torchcodec."
         ) from error
     return LLM
 
