@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import statistics
 import subprocess
 import sys
@@ -94,6 +95,14 @@ def test_every_dependency_that_ci_installs_is_pinned():
     asked = {canonicalize_name(r.name): r for group, r in all_requirements() if group in installed_by_make}
     needed = {name for name, r in asked.items() if not r.marker or r.marker.evaluate({"python_version": "3.11"})}
     assert needed <= pins().keys(), f"not pinned: {sorted(needed - pins().keys())}"
+
+
+def test_every_extra_that_a_message_names_is_one_of_the_projects():
+    """An error that says `pip install 'rlkit-llm[NAME]'` must not send anyone to an extra that is not there."""
+    files = (ROOT / "rlkit").rglob("*.py")
+    found = {n for file in files for n in re.findall(r"rlkit-llm\[([\w-]+)\]", file.read_text("utf-8"))}
+    assert {"vllm", "vllm-cpu", "regex"} <= found <= PROJECT["optional-dependencies"].keys()
+    assert [Requirement(text).name for text in PROJECT["optional-dependencies"]["regex"]] == ["xgrammar"]
 
 
 def test_conda_environment_has_the_python_range_and_every_runtime_dependency(conda):

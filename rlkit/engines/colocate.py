@@ -10,7 +10,6 @@ once, several engines in one process. Not run: sleep with real memory, CUDA grap
 import contextlib
 import importlib.util
 import os
-import tempfile
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +27,7 @@ from rlkit.engines.colocate_settings import (
     tensor_parallel_group,
 )
 from rlkit.engines.in_process import InProcessLLM
+from rlkit.engines.leftovers import scratch_folder
 from rlkit.engines.lifecycle import Lifecycle
 from rlkit.engines.probe import Probe
 from rlkit.engines.requests import completion_of, truncates_in_vllm, vllm_request
@@ -104,7 +104,7 @@ class VLLMColocate:
         self._adapter: Any = None
         dtype = dtype or policy.autocast or next(policy.model.parameters()).dtype
         self.probe = Probe(policy, self, every=probe_every, dtype=dtype) if probe_every else None
-        self._folder = tempfile.TemporaryDirectory(prefix="rlkit-vllm-")
+        self._folder = scratch_folder("rlkit-vllm-")
         settings = llm_settings(
             policy,
             folder=self._folder.name,

@@ -8,7 +8,8 @@ import torch
 import torch.distributed as dist
 
 from rlkit.engines.memory import vllm_memory
-from rlkit.engines.weights import is_quantised
+from rlkit.engines.server_settings import offered_rank
+from rlkit.engines.weights import check_plain_lora, is_quantised
 from rlkit.logps import causal_lm_of
 
 if TYPE_CHECKING:
@@ -18,7 +19,6 @@ LoRAMode = Literal["merge", "adapter"]
 DEFAULT_SEQUENCES = 128
 MAX_DEFAULT_CACHE = 2**32
 """Most bytes of KV cache on a CPU unless asked for more."""
-LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 
 
 def llm_settings(
@@ -87,8 +87,7 @@ def llm_settings(
         }
     if adapter_only:
         rank = policy.model.peft_config[policy.model.active_adapter].r
-        rank = next((size for size in LORA_RANKS if size >= rank), rank)  # vLLM has kernels for these
-        settings |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": rank}
+        settings |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": offered_rank(rank)}
     return settings
 
 
@@ -139,12 +138,8 @@ def checked_lora(policy: "Policy", lora: str, model: str | None) -> bool:
             "VLLMColocate: the policy's weights are quantised, so only the adapter can be handed over: pass "
             "lora='adapter' and model=, the checkpoint that the policy was loaded from."
         )
-    config = policy.model.peft_config[policy.model.active_adapter]
-    if lora == "adapter" and (getattr(config, "modules_to_save", None) or config.peft_type.value != "LORA"):
-        raise ValueError(
-            "VLLMColocate: lora='adapter' is for plain LoRA; vLLM takes neither modules_to_save nor other adapters. "
-            "Use lora='merge'."
-        )
+    if lora == "adapter":
+        check_plain_lora(policy, "VLLMColocate")
     return lora == "adapter"
 
 

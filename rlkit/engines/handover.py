@@ -17,6 +17,7 @@ from torch import Tensor
 
 from rlkit import collectives
 from rlkit.engines.attach import Described
+from rlkit.engines.leftovers import mine
 from rlkit.engines.remote import Remote
 from rlkit.engines.served import whole_copy
 from rlkit.engines.weights import Manifest, check_manifest, save_adapter
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from rlkit.policy import Policy
 
 SHARED_MEMORY = Path("/dev/shm")
+PREFIX = "rlkit-weights-"  # of the names of files and folders there
 ADAPTER = "rlkit-adapter"  # its name on the server
 RESUME_SECONDS = 5.0  # patience with a server that has just failed
 MIXED = "rlkit-mixed"  # name of weights of which a failed load has changed some
@@ -84,7 +86,7 @@ class FileHandover:
     @contextlib.contextmanager
     def _file(self) -> Iterator[str]:
         self.folder.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(prefix=f"rlkit-{os.getpid()}-", suffix=".safetensors", dir=self.folder)
+        handle, name = tempfile.mkstemp(prefix=mine(PREFIX), suffix=".safetensors", dir=self.folder)
         os.close(handle)
         os.chmod(name, 0o644)  # the server may run as another user
         try:
@@ -125,9 +127,7 @@ class AdapterHandover:
     def send(self, tensors: Iterable[tuple[str, Tensor]], tag: str) -> None:
         """Write the adapter and have every server put it in the place of the one before; `tensors` are not read."""
         main = collectives.rank() == 0
-        folder = collectives.from_main(
-            tempfile.mkdtemp(prefix=f"rlkit-{os.getpid()}-", dir=self.parent) if main else None
-        )
+        folder = collectives.from_main(tempfile.mkdtemp(prefix=mine(PREFIX), dir=self.parent) if main else None)
         assert folder is not None
         written = save_adapter(self.policy, folder)
         if not main:
@@ -225,16 +225,3 @@ def finish(remote: Remote, tag: str) -> None:
             "requests of another client are alive there. Give each trainer its own server."
         )
     remote.call("POST", "/update_weight_version", body={"new_version": tag})
-
-
-def remove_left_files(folder: Path) -> None:
-    """Delete what processes of this machine have left in shared memory by being killed in a sync."""
-    if folder != SHARED_MEMORY:
-        return  # on a shared disk the process may live on another machine
-    for file in folder.glob("rlkit-*-*"):
-        number = file.name.split("-")[1]
-        if number.isdecimal() and not Path("/proc", number).exists():
-            if file.is_dir():
-                shutil.rmtree(file, ignore_errors=True)
-            else:
-                file.unlink(missing_ok=True)

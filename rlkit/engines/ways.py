@@ -10,15 +10,16 @@ import torch
 from rlkit import collectives
 from rlkit.engines.attach import Described
 from rlkit.engines.handover import (
+    PREFIX,
     SHARED_MEMORY,
     AdapterHandover,
     FileHandover,
     Handover,
     NCCLHandover,
-    remove_left_files,
 )
+from rlkit.engines.leftovers import remove_left
 from rlkit.engines.remote import Remote
-from rlkit.engines.weights import Manifest, is_quantised
+from rlkit.engines.weights import Manifest, check_plain_lora, is_quantised
 
 if TYPE_CHECKING:
     from rlkit.policy import Policy
@@ -44,8 +45,8 @@ def make_handover(
         EngineError: a server that does not take the adapter.
     """
     place = Path(folder) if folder is not None else SHARED_MEMORY
-    if collectives.rank() == 0:
-        remove_left_files(place)
+    if collectives.rank() == 0 and place == SHARED_MEMORY:  # on a shared disk a process may live on another machine
+        remove_left(place, PREFIX)
     if adapter:
         if way == "nccl":
             raise ValueError("VLLMServer: an adapter alone goes over as a file. Give folder= on a shared disk.")
@@ -93,4 +94,7 @@ def uses_adapter(policy: "Policy", lora: str) -> bool:
     adapted = hasattr(policy.model, "peft_config")
     if lora == "adapter" and not adapted:
         raise ValueError(f"VLLMServer: lora='adapter', but {policy.name!r} has no adapter.")
-    return lora == "adapter" or (lora == "auto" and adapted and is_quantised(policy.model))
+    alone = lora == "adapter" or (lora == "auto" and adapted and is_quantised(policy.model))
+    if alone:
+        check_plain_lora(policy, "VLLMServer")
+    return alone

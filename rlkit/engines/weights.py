@@ -212,6 +212,23 @@ def _join(prefix: str, name: str) -> str:
     return f"{prefix}.{name}" if prefix else name
 
 
+def check_plain_lora(policy: "Policy", where: str) -> None:
+    """The adapter is one that vLLM takes from a file.
+
+    Raises:
+        ValueError: it is not plain LoRA, or trains whole modules besides.
+    """
+    config = policy.model.peft_config[policy.model.active_adapter]
+    whole = sorted(getattr(config, "modules_to_save", None) or [])
+    kind = "DoRA" if getattr(config, "use_dora", False) else config.peft_type.value
+    if whole or kind != "LORA":
+        what = f"also trains {whole} (modules_to_save)" if whole else f"is {kind}"
+        raise ValueError(
+            f"{where}: lora='adapter' is for plain LoRA, but the adapter {what}, which vLLM does not take from a file. "
+            "Use lora='merge', or another adapter if the weights are quantised."
+        )
+
+
 def save_adapter(policy: "Policy", folder: str | os.PathLike[str]) -> Path:
     """Write the active adapter alone, as peft and vLLM's LoRARequest read it. Every process calls it; rank 0 writes.
 
@@ -227,13 +244,8 @@ def save_adapter(policy: "Policy", folder: str | os.PathLike[str]) -> Path:
     model = policy.model
     if not hasattr(model, "peft_config"):
         raise TypeError(f"save_adapter: {policy.name!r} has no adapter; its whole weights are handed over instead.")
+    check_plain_lora(policy, "save_adapter")
     active = model.active_adapter
-    config = model.peft_config[active]
-    if getattr(config, "modules_to_save", None):
-        raise ValueError(
-            f"save_adapter: the adapter also trains {sorted(config.modules_to_save)} (modules_to_save), which vLLM "
-            "does not take from an adapter. Use lora='merge', or leave modules_to_save out."
-        )
     folder = Path(folder)
     with gathered(policy.local_scorer):
         if collectives.rank() == 0:

