@@ -92,7 +92,9 @@ def report(long: Sequence[tuple[int, int]], total: int, rule: LengthRule, where:
 
 def check_rule(max_prompt_length: Any, on_long: Any, where: str) -> None:
     """Refuse a limit or a way of dealing with long prompts that does not exist."""
-    if max_prompt_length is not None and max_prompt_length < 1:
-        raise ValueError(f"{where}: max_prompt_length must be at least 1 or None, got {max_prompt_length}.")
+    if max_prompt_length is not None and not (isinstance(max_prompt_length, int) and max_prompt_length >= 1):
+        raise ValueError(
+            f"{where}: max_prompt_length must be a whole number of at least 1, or None, got {max_prompt_length!r}."
+        )
     if on_long not in ("error", "skip", "truncate-left"):
         raise ValueError(f"{where}: on_long must be 'error', 'skip' or 'truncate-left', got {on_long!r}.")

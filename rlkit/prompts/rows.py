@@ -157,8 +157,11 @@ def _read(path: Path, where: str) -> Any:
     place = {"data_dir": str(path)} if path.is_dir() else {"data_files": {"train": str(path)}}
     try:
         found = datasets.load_dataset(kinds.pop(), **place)
-    except (datasets.exceptions.DatasetsError, OSError, ValueError) as error:
-        raise ValueError(f"{where}: {str(path)!r} could not be read: {error.__cause__ or error}") from error
+    except (datasets.exceptions.DatasetsError, OSError, ValueError, StopIteration) as error:
+        why = str(error.__cause__ or error)
+        if not why or "corresponds to no data" in why:
+            why = "there is no row in it."
+        raise ValueError(f"{where}: {str(path)!r} could not be read: {why}") from error
     return _one_split(found, path, where)
 
 

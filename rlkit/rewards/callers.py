@@ -35,14 +35,20 @@ def call_here(job: Job, rows: Sequence[int]) -> tuple[Any, RewardLog]:
         returned = job.function(*positional, **named)
         if inspect.isawaitable(returned):
             loop = shared_loop()
-            returned = loop.wait(loop.submit(_awaited(returned)))
-    except Exception as error:
+            returned = loop.wait(loop.submit(awaited(returned)))
+    except Failed:
+        raise
+    except (Exception, SystemExit) as error:  # sys.exit() is the function's failure, not the end of the run
         raise Failed.of(error) from error
     return returned, log
 
 
-async def _awaited(value: Any) -> Any:
-    return await value
+async def awaited(value: Any) -> Any:
+    """What an awaitable gives. sys.exit() in it fails like any error: asyncio would end the loop of all for it."""
+    try:
+        return await value
+    except (SystemExit, KeyboardInterrupt) as error:
+        raise Failed.of(error) from error
 
 
 class Here:

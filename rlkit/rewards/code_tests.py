@@ -35,14 +35,16 @@ from rlkit.rewards.code_runner import STARTED
 RUNNER = Path(__file__).with_name("code_runner.py")
 START_SECONDS = 60.0  # to start Python on a busy machine; the time of the code counts from then
 FILE_SIZE = 16 << 20  # bytes
-_FENCE = re.compile(r"```(?:python3?|py)?[ \t]*\n(.*?)```", re.DOTALL | re.IGNORECASE)
+REPORT = 1 << 20  # bytes of a report at most: code that finds where it goes could send without end
+_FENCE = re.compile(r"```[ \t]*([^\s`]*)[^\n`]*\n(.*?)```", re.DOTALL)
+_PYTHON = ("python", "python3", "py")
 
 
 @dataclass(frozen=True)
 class PythonTests:
     """1 where the code passes every test of its row, else 0; None where the row has no tests.
 
-    The code is the last fenced block of the answer, or the whole answer if there is no fence. A test is Python that
+    The code is the last block of the answer that is fenced as Python (or without a language; else the whole answer). A test is Python that
     raises if something is wrong (`assert add(1, 2) == 3`); it sees the code's names.
 
     Attributes:
@@ -146,6 +148,8 @@ def _report(process: "subprocess.Popen[bytes]", job: bytes, seconds: float) -> b
             if not found:
                 deadline = time.monotonic() + seconds
             found += piece
+            if len(found) > REPORT:
+                return b""
     return b""
 
 
@@ -161,19 +165,24 @@ def own_namespaces() -> tuple[str, ...]:
 
 
 def code_of(text: str) -> str:
-    r"""The code in a completion: the last fenced block of its answer, or all of it if there is no fence.
+    r"""The code in a completion: the last block of its answer that is fenced as Python, else the last fenced block without
+    a language, else all of it.
 
     Example:
-        >>> code_of("I think:\n```python\nx = 1\n```\nDone.")
+        >>> code_of("I think:\n```python\nx = 1\n```\nIt prints:\n```\n1\n```\nDone.")
         'x = 1\n'
     """
-    part = answer_part(text)
+    part = answer_part(text).replace("\r\n", "\n")
     blocks = _FENCE.findall(part)
-    return blocks[-1] if blocks else part
+    marked = [code for language, code in blocks if language.lower() in _PYTHON]
+    plain = [code for language, code in blocks if not language]
+    return (marked or plain or [part])[-1]
 
 
 def _as_tests(tests: Any) -> list[str]:
     found = [tests] if isinstance(tests, str) else list(tests or [])
+    if not all(test is None or isinstance(test, str) for test in found):
+        raise TypeError(f"PythonTests: expected tests as one text or a list of texts, got {tests!r:.80}.")
     return [test for test in found if test and test.strip()]
 
 

@@ -14,7 +14,7 @@ from collections.abc import Coroutine, Sequence
 from typing import Any
 
 from rlkit.rewards.arguments import RewardLog
-from rlkit.rewards.callers import Here, InThread, InWorker, tell_once
+from rlkit.rewards.callers import Here, InThread, InWorker, awaited, tell_once
 from rlkit.rewards.job import Failed, Job, Outcome
 from rlkit.rewards.loop import PATIENCE_SECONDS
 from rlkit.rewards.worker import CannotSend, TimedOut
@@ -134,8 +134,8 @@ async def _await(job: Job, rows: Sequence[int]) -> tuple[Any, RewardLog]:
     log = RewardLog(len(rows))
     positional, named = job.arguments(rows, log)
     try:
-        return await _within(job.function(*positional, **named), job.limits.timeout), log
-    except TimedOut:
+        return await _within(awaited(job.function(*positional, **named)), job.limits.timeout), log
+    except (Failed, TimedOut):
         raise
     except Exception as error:
         raise Failed.of(error) from error

@@ -66,7 +66,8 @@ class Job:
 
     def error(self, failed: Failed, row: int | None = None) -> RuntimeError:
         """The error for the user: function, what it raised, and the completion if it is known."""
-        text = f"score: reward function {self.name!r} failed with {failed.kind}: {failed.text}."
+        what = f"{failed.kind}: {failed.text}".rstrip(".: ")
+        text = f"score: reward function {self.name!r} failed with {what}."
         state = self.offer.state
         if "NoneType" in failed.text and isinstance(state, StepState) and state.max_steps is None:
             text += (

@@ -41,7 +41,12 @@ class BackgroundLoop:
 
     def _run(self) -> None:
         asyncio.set_event_loop(self.loop)
-        self.loop.run_forever()
+        while True:
+            try:
+                self.loop.run_forever()
+                return  # it was stopped
+            except (SystemExit, KeyboardInterrupt) as error:  # of a task that a function started: the loop goes on
+                logger.warning("score: %s in a task of an async reward function.", type(error).__name__)
 
     def submit(self, work: Coroutine[Any, Any, T]) -> "Future[T]":
         """Start a coroutine on the loop.

@@ -46,17 +46,18 @@ class MathProcess:
         with self._lock:
             process = self._started()
             job = {"gold": gold, "answer": answer, "seconds": seconds + 1}  # the kernel's bound, if we are gone
+            line = None
             try:
                 assert process.stdin is not None
                 process.stdin.write((json.dumps(job) + "\n").encode())
                 process.stdin.flush()
                 line = self._line(seconds)
             except BrokenPipeError:
-                line = None
-            if line is None:
-                self._kill()
                 return None
-            return json.loads(line)
+            finally:
+                if line is None:  # after an interrupt too: a late answer would be taken for that of the next question
+                    self._kill()
+            return None if line is None else json.loads(line)
 
     def close(self) -> None:
         """End the process, if there is one."""
@@ -71,6 +72,7 @@ class MathProcess:
     def _started(self) -> "subprocess.Popen[bytes]":
         if self._process is not None and self._owner == os.getpid() and self._process.poll() is None:
             return self._process
+        self._kill()  # what is left of one that has ended
         if importlib.util.find_spec("math_verify") is None:
             raise ImportError("rlkit.rewards.accuracy needs math-verify: pip install 'rlkit-llm[math]'.")
         self._process = subprocess.Popen(

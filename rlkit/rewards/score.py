@@ -10,6 +10,7 @@ function stays what it is, with its name and signature. Left out: retries and ca
 
 import logging
 import math
+import numbers
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -153,7 +154,7 @@ def _weights(weights: Sequence[float] | None, names: Sequence[str]) -> torch.Ten
         raise ValueError(
             f"score: expected one weight per reward function ({len(names)}: {list(names)}), got {len(weights)}."
         )
-    if not all(math.isfinite(weight) for weight in weights):
+    if not all(isinstance(weight, numbers.Real) and math.isfinite(weight) for weight in weights):
         raise ValueError(f"score: weights must be finite numbers, got {list(weights)}.")
     return torch.tensor(list(weights), dtype=torch.float32)
 
@@ -176,8 +177,8 @@ def _limits(
             f"{[name for name in names if name not in models]}."
         )
     for seconds in by_name.values():
-        if seconds is not None and not (seconds > 0 and math.isfinite(seconds)):
-            raise ValueError(f"score: timeout must be seconds above 0 or None, got {seconds}.")
+        if seconds is not None and not (isinstance(seconds, numbers.Real) and 0 < seconds < math.inf):
+            raise ValueError(f"score: timeout must be seconds above 0 or None, got {seconds!r}.")
     if on_timeout is not None and not math.isfinite(on_timeout):
         raise ValueError(f"score: on_timeout must be a finite reward or None, got {on_timeout}.")
     if on_error not in ("raise", "none"):

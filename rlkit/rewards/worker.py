@@ -5,7 +5,7 @@ a process is a hard bound. A worker is a fresh interpreter (never a fork: thread
 multiprocessing's spawn: it runs an unguarded training script again), keeps its function between calls, and is replaced
 after a kill. `dill`, which `datasets` brings, sends functions that live in a notebook or in the script itself.
 
-Linux and macOS; elsewhere, and for what cannot be pickled, `rlkit.rewards.calling` uses threads and says so.
+Linux and macOS; elsewhere, and for what cannot be pickled, `rlkit.rewards.callers` uses threads and says so.
 """
 
 import atexit

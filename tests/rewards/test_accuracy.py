@@ -174,3 +174,21 @@ def test_it_can_be_sent_to_another_process():
 def test_strange_text_is_judged_too():
     texts = ["\x00", "\ud800", r"\boxed{\ud800}", "<script>", r"\boxed{1}" + "\x00", "\u2028" + r"\boxed{1}"]
     assert accuracy(texts, answer=["1"] * len(texts)) == [0, 0, 0, 0, 1, 1]
+
+
+def test_an_interrupted_question_does_not_shift_the_answers():
+    """The stop button comes while math-verify thinks: its late answer must not be taken for the next question's."""
+    process = MathProcess()
+    try:
+        assert process.ask("1", r"\boxed{1}", 60)["correct"]
+        line, process._line = process._line, interrupted
+        with pytest.raises(KeyboardInterrupt):
+            process.ask("2", r"\boxed{2}", 60)
+        process._line = line
+        assert [process.ask(gold, r"\boxed{3}", 60)["correct"] for gold in ("4", "3", "5")] == [False, True, False]
+    finally:
+        process.close()
+
+
+def interrupted(seconds):
+    raise KeyboardInterrupt

@@ -248,3 +248,35 @@ loop.wait(loop.submit(asyncio.sleep(0)))
     assert done.returncode == 0 and done.stdout == "tidied\n", done.stderr
     for word in ("ResourceWarning", "never awaited", "was destroyed", "Traceback"):
         assert word not in done.stderr
+
+
+async def leaves(completions):
+    sys.exit("bye")
+
+
+def leaves_in_a_task(completions):
+    async def reward():
+        await asyncio.gather(leaves(completions))
+
+    return reward()
+
+
+@pytest.mark.parametrize("reward", [leaves, leaves_in_a_task, lambda completions: sys.exit("bye")])
+def test_sys_exit_is_a_failure_of_its_function_and_ends_neither_loop_nor_run(reward):
+    """asyncio ends a loop for SystemExit: `score` waited for ever, and so did every other async function."""
+    scores = in_time(lambda: rl.score(ROLLOUT, [reward, ones], on_error="none"))
+    assert scores.parts.isnan().tolist() == [[True, False]] * len(ROLLOUT)
+    with pytest.raises(RuntimeError, match="failed with SystemExit: bye"):
+        rl.score(ROLLOUT, reward)
+    before = loops.shared_loop()
+    assert rl.score(ROLLOUT, ones).reward.tolist() == [1.0] * len(ROLLOUT) and loops.shared_loop() is before
+
+
+def in_time(work, patience=60):
+    """The result of work in a thread; a hang is a failure, not the end of the tests."""
+    box = []
+    thread = threading.Thread(target=lambda: box.append(work()), daemon=True)
+    thread.start()
+    thread.join(patience)
+    assert box, "score did not come back"
+    return box[0]

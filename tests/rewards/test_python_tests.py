@@ -142,4 +142,27 @@ def test_the_environment_is_empty(isolation, monkeypatch):
 
 def test_code_is_the_last_block():
     assert code_of("```\na\n```\n```python\nb\n```") == "b\n"
+    assert code_of("```bash\npip install x\n```\nand then\n```python\nb\n```") == "b\n"
+    assert code_of("```Python\nb\n```\nwhich prints\n```\n1\n```\n```text\n2\n```") == "b\n"
+    assert code_of("```python\r\nb\r\n```") == "b\n"
     assert code_of("x = 1") == "x = 1" and code_of("```python\nnever closed") == "```python\nnever closed"
+
+
+def test_a_report_without_end_is_not_read_to_its_end(isolation, monkeypatch):
+    """Code that finds the pipe of the report could otherwise fill the memory of the run, for all of its time."""
+    read = []
+
+    def counting(number, size):
+        read.append(os_read(number, size))
+        return read[-1]
+
+    os_read = os.read
+    monkeypatch.setattr(module.os, "read", counting)
+    flood = "import os\nfor number in range(3, 10):\n  try:\n    while True: os.write(number, b'x' * 65536)\n  except OSError: pass"
+    assert PythonTests(timeout=5)([flood], tests=["pass"]) == [0.0]
+    assert module.REPORT < sum(map(len, read)) <= module.REPORT + 2**17
+
+
+def test_tests_that_are_no_texts_are_named():
+    with pytest.raises(TypeError, match="expected tests as one text or a list of texts, got \\[1\\]"):
+        python_tests(["x = 1"], tests=[[1]])
