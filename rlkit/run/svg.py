@@ -81,7 +81,7 @@ class _Plot:
         if self.high == self.low:
             self.low, self.high = self.low - 0.5, self.high + 0.5
         if self.high == self.low:  # beyond 2**53 a half is nothing
-            self.low, self.high = sorted((self.low * 0.5, self.high * 2.0))
+            self.low, self.high = sorted((self.low / 2, self.high))
 
     def x(self, step: float) -> float:
         share = (step - self.first) / ((self.last - self.first) or 1)
