@@ -169,7 +169,6 @@ class Numbers:
                 notes.append(f"rlkit: {name} is {given}, as given now; the checkpoint had {saved['value']}")
         return notes
 
-
     def _take_over(self, name: str, value: float) -> list[str]:
         try:
             self.set(name, value)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import rlkit as rl
-from rlkit import ctl
+from rlkit.commands import ctl
 from rlkit.run.folder import cut_lines, lives
 from rlkit.run.knobs import Numbers
 from rlkit.run.lines import read_json
@@ -94,7 +94,11 @@ def test_runs_that_start_at_once_get_a_folder_each(tmp_path):
     )
     workers = [
         subprocess.Popen(
-            [sys.executable, "-c", code, str(who)], cwd=tmp_path, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            [sys.executable, "-c", code, str(who)],
+            cwd=tmp_path,
+            text=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
         )
         for who in range(3)
     ]

@@ -7,19 +7,26 @@ import time
 from pathlib import Path
 from typing import Any
 
+from rlkit.commands.arguments import Subparsers
 from rlkit.run.controls import ORDERS, send, why_over
 from rlkit.run.lines import read_json
 from rlkit.view.text import visible
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of the command."""
+def add_parser(commands: "Subparsers[argparse.ArgumentParser]") -> argparse.ArgumentParser:
+    """Declare the command."""
+    parser = commands.add_parser(
+        "ctl",
+        help="pause, resume, stop or save a run, or change a number of it, while it runs",
+        description="Tell the loop of a run what to do when its step is done, or look where it stands.",
+    )
     parser.add_argument("folder", help="of the run")
     parser.add_argument("order", choices=[*ORDERS, "status"], help="taken when the step is done; status only looks")
     # All that follows, or argparse takes the number -1e-3 for an option.
     parser.add_argument(
         "number", nargs=argparse.REMAINDER, metavar="NAME VALUE", help="with set: a number of run.knobs, its new value"
     )
+    return parser
 
 
 def run(arguments: argparse.Namespace) -> int:
