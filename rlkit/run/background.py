@@ -114,6 +114,11 @@ class Background:
             pass
 
 
+def loop_in_background() -> str | None:
+    """The run whose loop is going in the background of this process, by name; not inside that loop itself."""
+    return next((one.name for one in _alive if not one.is_current), None)
+
+
 def same_torch_state() -> Callable[[], contextlib.AbstractContextManager[None]]:
     """What torch keeps per thread, as it is here: grad mode, default device, autocast, current GPU.
 

@@ -8,6 +8,7 @@ reads it; the loop tells the others. What was written before the loop began is h
 it again; `taken` in state.json counts the lines that have been dealt with.
 """
 
+import contextlib
 import json
 import math
 import numbers
@@ -102,18 +103,22 @@ def why_over(state: dict[str, Any]) -> str | None:
     """Why a state.json means that nothing goes on there; None if a loop runs or pauses."""
     if state.get("status") not in ("running", "paused"):
         return f"its loop has ended ({state.get('status')}) at step {state.get('step')}"
-    if state.get("host") == socket.gethostname() and not lives(int(state["pid"])):
-        return f"its process {state['pid']} has ended without a word"
+    pid = state.get("pid")
+    if state.get("host") == socket.gethostname() and isinstance(pid, int) and not lives(pid):
+        return f"its process {pid} has ended without a word"
     return None
 
 
 def _checked(name: str | None, value: float | None, state: dict[str, Any]) -> float:
     """The number of a "set", as state.json knows it; the loop checks it once more."""
-    known = state.get("numbers", {})
+    known = state.get("numbers")
+    known = known if isinstance(known, dict) else {}
     if name not in known:
         what = f"declared are {', '.join(sorted(known))}" if known else "none is declared; see run.knobs"
         raise ValueError(f"controls.send: there is no number {name!r}: {what}.")
-    return check_number("controls.send", str(name), value, type(known[name]), state.get("bounds", {}).get(name))
+    bounds = state.get("bounds")
+    limits = bounds.get(name) if isinstance(bounds, dict) else None
+    return check_number("controls.send", str(name), value, type(known[name]), limits)
 
 
 def check_number(where: str, name: str, value: Any, kind: type, bounds: Any = None) -> float:
@@ -133,8 +138,8 @@ def check_number(where: str, name: str, value: Any, kind: type, bounds: Any = No
     is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
     if not is_number:
         raise TypeError(f"{where}: {name} must be a number, got {value!r}.")
-    if not math.isfinite(value):
-        raise ValueError(f"{where}: {name} must be finite, got {value!r}.")
+    if not _is_finite(value):
+        raise ValueError(f"{where}: {name} must be finite, got {str(value)[:40]}.")
     number: float = int(value) if kind is int else float(value)
     if kind is int and number != value:
         raise ValueError(f"{where}: {name} must be a whole number, got {value!r}.")
@@ -142,6 +147,13 @@ def check_number(where: str, name: str, value: Any, kind: type, bounds: Any = No
     if (low is not None and value < low) or (high is not None and value > high):
         raise ValueError(f"{where}: {name} must be between {low} and {high}, got {value!r}.")
     return number
+
+
+def _is_finite(value: Any) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # a whole number of hundreds of digits
+        return False
 
 
 class Inbox:
@@ -156,9 +168,15 @@ class Inbox:
 
     def __init__(self, folder: Path) -> None:
         self._file = folder / FILE
+        self._offset: int | None = None  # until what stands there could be read
+        self.taken = 0
+        self._failed = False
+        with contextlib.suppress(OSError):  # `take` tries again, and says so
+            self._skip_history()
+
+    def _skip_history(self) -> None:
         before = self._file.read_bytes() if self._file.exists() else b""
         self._offset, self.taken = len(before), before.count(b"\n")
-        self._failed = False
 
     def take(self) -> tuple[list[Command], list[str]]:
         """The commands since the last call, and a note on each line that is none. Costs a stat if there are none."""
@@ -179,6 +197,9 @@ class Inbox:
         return commands, notes
 
     def _new_lines(self) -> list[bytes]:
+        if self._offset is None:
+            self._skip_history()
+        assert self._offset is not None
         size = self._file.stat().st_size if self._file.exists() else 0
         if size < self._offset:  # someone emptied it
             self._offset = self.taken = 0
@@ -215,4 +236,5 @@ def parse(line: bytes) -> Command:
     name, value, by = found.get("name"), found.get("value"), found.get("by", "")
     if order == "set" and (not isinstance(name, str) or isinstance(value, bool) or not isinstance(value, int | float)):
         raise ValueError(f"'set' needs a name and a number: {line[:80]!r}")
-    return Command(order, name if order == "set" else None, value if order == "set" else None, str(by)[:80])
+    sender = "".join(letter if letter.isprintable() else "?" for letter in str(by)[:80])  # it is printed
+    return Command(order, name if order == "set" else None, value if order == "set" else None, sender)

@@ -20,20 +20,29 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from rlkit.run.lines import read_json
+from rlkit.run.lines import Lines, is_step, read_json
 
 PACKAGES = ("rlkit-llm", "torch", "transformers", "trl", "datasets", "numpy")
 
 
 def fresh_folder(path: str | os.PathLike[str]) -> Path:
     """Make the folder of a new run. One that holds anything is never written into: a number is added to the name."""
-    wanted = Path(path)
+    wanted = Path(path).absolute()
     folder, number = wanted, 1
     while folder.exists() and any(folder.iterdir()):
         number += 1
         folder = wanted.with_name(f"{wanted.name}-{number}")
     folder.mkdir(parents=True, exist_ok=True)
     return folder
+
+
+def claimed_folder(path: str | os.PathLike[str]) -> Path:
+    """`fresh_folder`, locked for this process; of several that start at once, each gets one of its own."""
+    while True:
+        folder = fresh_folder(path)
+        with contextlib.suppress(RuntimeError):  # another one was faster, so the folder is not empty now
+            lock(folder)
+            return folder
 
 
 def numbered_folders(path: Path) -> list[Path]:
@@ -82,7 +91,7 @@ def _owner(file: Path) -> dict[str, Any] | None:
     """Who a lock belongs to; None if it says nothing, also not after the moment that writing it takes."""
     for _ in range(20):
         found = read_json(file)
-        if found is not None and {"host", "pid"} <= found.keys():
+        if found is not None and isinstance(found.get("pid"), int) and isinstance(found.get("host"), str):
             return found
         if not file.exists():
             return None
@@ -99,28 +108,45 @@ def unlock(folder: Path) -> None:
 
 
 def lives(pid: int) -> bool:
-    """True if there is such a process on this machine."""
+    """True if there is such a process on this machine, and it has not ended: a container may never bury its dead."""
+    if pid <= 0:  # to os.kill a group of processes
+        return False
     try:
         os.kill(pid, 0)
-    except ProcessLookupError:
+    except (ProcessLookupError, OverflowError):
         return False
     except PermissionError:
         return True
+    with contextlib.suppress(OSError):  # where there is no /proc
+        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] not in (b"Z", b"X")
     return True
 
 
 def cut_lines(file: Path, steps: int) -> None:
-    """Keep the lines of the first `steps` steps of a JSON-lines file."""
-    kept = [line for line in read_lines(file) if line["step"] < steps]
+    """Keep the lines of the first `steps` steps of a JSON-lines file; what is no line of a step goes."""
+    known = [line for lines, _ in Lines(file).read() for line in lines]
+    kept = [line for line in known if isinstance(line, dict) and is_step(line.get("step")) and line["step"] < steps]
     partial = file.with_name(file.name + ".partial")
     partial.write_text("".join(json.dumps(line, allow_nan=False) + "\n" for line in kept), encoding="utf-8")
     os.replace(partial, file)
 
 
 def append_line(file: Path, values: Mapping[str, Any]) -> None:
-    """Append one JSON object as a line, in one write."""
-    with open(file, "a", encoding="utf-8") as handle:
-        handle.write(json.dumps(values, allow_nan=False) + "\n")
+    """Append one JSON object as a line, in one write and whole or not at all.
+
+    Raises:
+        OSError: it cannot be written (a full disk); what was written of it is taken back.
+    """
+    line = (json.dumps(values, allow_nan=False) + "\n").encode()
+    with open(file, "ab", buffering=0) as handle:
+        end = handle.tell()
+        try:
+            written = handle.write(line)
+            if written != len(line):
+                handle.write(line[written:])  # it did not fit, and now the system says why
+        except OSError:
+            handle.truncate(end)
+            raise
 
 
 def read_lines(file: Path) -> list[dict[str, Any]]:

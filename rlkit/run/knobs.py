@@ -72,6 +72,11 @@ def _schedules(source: Any) -> Iterator[Any]:
         yield source
 
 
+def _limit(side: float | None) -> float | None:
+    """A bound; an infinite one is none, and JSON has no word for it."""
+    return None if side is None or math.isinf(side) else side
+
+
 @dataclass
 class Plain:
     """A number of the loop itself."""
@@ -99,17 +104,18 @@ class Numbers:
                 low is not None and high is not None and low > high
             ):
                 raise ValueError(f"run.knobs: bounds of {name} must be (lowest, highest), got {(low, high)}.")
+        limited = {name: (_limit(low), _limit(high)) for name, (low, high) in bounds.items()}
         fresh: dict[str, tuple[Plain | Rate, type, Bounds]] = {}
         for name, value in given.items():
             if name.startswith("_"):
                 raise ValueError(f"run.knobs: choose a name without a leading underscore, got {name!r}.")
             if isinstance(value, LRScheduler) or hasattr(value, "param_groups"):
-                rate, limits = Rate(value), bounds.get(name, (0.0, None))
+                rate, limits = Rate(value), limited.get(name, (0.0, None))
                 check_number("run.knobs", name, rate.value, float, limits)
                 fresh[name] = rate, float, limits
             else:
                 kind: type = int if isinstance(value, numbers.Integral) else float
-                limits = bounds.get(name, (None, None))
+                limits = limited.get(name, (None, None))
                 fresh[name] = Plain(check_number("run.knobs", name, value, kind, limits)), kind, limits
         for name, (number, kind, limits) in fresh.items():  # only now: an error leaves everything as it was
             self._now[name], self._kinds[name], self.bounds[name] = number, kind, limits
@@ -157,11 +163,18 @@ class Numbers:
         for name in [name for name in self._saved if isinstance(self._now.get(name), Plain)]:
             saved = self._saved.pop(name)
             if saved["declared"] == self._declared[name]:
-                self.set(name, saved["value"])
+                notes += self._take_over(name, saved["value"])
             elif saved["value"] != self._declared[name]:
                 given = self._declared[name]
                 notes.append(f"rlkit: {name} is {given}, as given now; the checkpoint had {saved['value']}")
         return notes
+
+    def _take_over(self, name: str, value: float) -> list[str]:
+        try:
+            self.set(name, value)
+        except ValueError as error:  # the notebook has other bounds by now, or wants a whole number
+            return [f"rlkit: {name} is {self._declared[name]}, not {value} as in the checkpoint: {error}"]
+        return []
 
 
 class Knobs:

@@ -22,14 +22,14 @@ class Lines:
         self._begin()
 
     def _begin(self) -> None:
-        self._offset, self._tail, self._torn, self._broken = 0, b"", False, 0
+        self._offset, self._tail, self._torn, self._broken, self._fault = 0, b"", False, 0, ""
 
     @property
     def notes(self) -> list[str]:
         """What was left out of the file."""
         broken = f"{self.file.name}: {self._broken} lines are not JSON and were left out."
         torn = f"{self.file.name}: the last line is not whole and was left out."
-        return [broken] * (self._broken > 0) + [torn] * self._torn
+        return [broken] * (self._broken > 0) + [torn] * self._torn + [self._fault] * bool(self._fault)
 
     def read(self) -> Iterator[tuple[list[Any], bool]]:
         """Yield the objects of the new whole lines, block by block, and whether they begin anew: a resumed run replaces
@@ -42,6 +42,10 @@ class Lines:
                 self._begin()
                 yield [], True
             return
+        except OSError as error:
+            self._fault = f"{self.file.name} cannot be read: {error.strerror}."
+            return
+        self._fault = ""
         with handle:
             handle.seek(self._offset - len(self._tail))
             anew = handle.read(len(self._tail)) != self._tail
@@ -79,6 +83,11 @@ def read_json(file: Path) -> dict[str, Any] | None:
     """What a JSON file holds; None if it is missing, torn or no object."""
     try:
         values = json.loads(file.read_bytes())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     return values if isinstance(values, dict) else None
+
+
+def is_step(value: Any) -> bool:
+    """True for what can be the step of a line: a whole number that float64 holds."""
+    return type(value) in (int, float) and abs(value) < 2**53 and value == int(value)

@@ -167,10 +167,10 @@ class Loop:
 
     def _finish_step(self) -> None:
         run, seconds = self._run, time.perf_counter() - self._started
+        run.step += 1  # first: it is done, also if the disk is full
         if collectives.rank() == 0:
             phases = timing.with_rest(timing.take(), seconds)
-            append_line(run.path / "timings.jsonl", {"step": run.step, "step_time": seconds, "phases": phases})
-        run.step += 1
+            append_line(run.path / "timings.jsonl", {"step": run.step - 1, "step_time": seconds, "phases": phases})
         self._save_state()
         run._console.advance()
 

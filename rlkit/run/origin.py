@@ -6,6 +6,7 @@ here fails, prints or waits for long. Left out: a diff of the changed files, whi
 
 import ast
 import json
+import math
 import os
 import subprocess
 import sys
@@ -57,6 +58,24 @@ def notebook_parameters(notebook: Path, names: Mapping[str, Any]) -> dict[str, A
     except (OSError, ValueError, KeyError, TypeError, SyntaxError):  # no notebook of version 4, or magics in the cell
         return {}
     return found
+
+
+def for_config(value: Any) -> Any:
+    """A parameter as config.json can hold it: numbers, texts, lists and dicts stay; the rest becomes text.
+
+    Example:
+        >>> for_config({"weights": {("a", 1): 0.5}, "limit": float("inf"), "path": Path("x")})
+        {'weights': {"('a', 1)": 0.5}, 'limit': 'inf', 'path': 'x'}
+    """
+    try:
+        if isinstance(value, Mapping):
+            return {str(key): for_config(cell) for key, cell in value.items()}
+        if isinstance(value, list | tuple):
+            return [for_config(cell) for cell in value]
+    except RecursionError:  # something that holds itself
+        return "..."
+    is_plain = value is None or isinstance(value, str | int) or (isinstance(value, float) and math.isfinite(value))
+    return value if is_plain else str(value)
 
 
 def git_commit(folder: Path) -> dict[str, Any] | None:

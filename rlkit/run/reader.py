@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jaxtyping import Float64
 
-from rlkit.run.lines import Lines, read_json
+from rlkit.record import printable
+from rlkit.run.lines import Lines, is_step, read_json
 from rlkit.run.rollouts import kept_steps, part_of, read_part
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ class RunReader:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = Path(path)
+        self.path = Path(path).absolute()  # a notebook may change its working directory
         if not any((self.path / name).exists() for name in ("config.json", "metrics.jsonl", "state.json")):
             raise FileNotFoundError(
                 f"Run.open: {self.path} is no folder of a run: expected config.json, metrics.jsonl or state.json in "
@@ -204,7 +205,7 @@ class _Table:
         for lines, anew in self._lines.read():
             if anew:
                 self.columns, self._strange = {"step": array("d")}, 0
-            known = [_flat(line) for line in lines if isinstance(line, dict) and _is_number(line.get("step"))]
+            known = [_flat(line) for line in lines if isinstance(line, dict) and is_step(line.get("step"))]
             self._strange += len(lines) - len(known)
             for names, rows in groupby(known, key=tuple):  # column by column: lines of a run have the same names
                 self._extend(names, list(rows))
@@ -217,9 +218,9 @@ class _Table:
             numbers = _numbers(values)
             if numbers is None:
                 continue
-            if name not in self.columns:
-                self.columns[name] = array("d", [ABSENT]) * before
-            self.columns[name].extend(numbers)
+            column = self.columns.setdefault(printable(name), array("d", [ABSENT]) * before)
+            if len(column) == before:  # else two names that are one in print
+                column.extend(numbers)
         for column in self.columns.values():
             column.extend([ABSENT] * (before + len(rows) - len(column)))
 

@@ -6,6 +6,7 @@ the view and `rlkit ctl` send commands. With several processes every one runs th
 """
 
 import atexit
+import operator
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,15 +23,15 @@ from rlkit.rank_log import move_output_to
 from rlkit.rewards.monitor import Monitor
 from rlkit.rollout import Rollout, Scores, Update
 from rlkit.run import checkpoint
-from rlkit.run.background import Background, runs_in_place
+from rlkit.run.background import Background, loop_in_background, runs_in_place
 from rlkit.run.console import Console
 from rlkit.run.controls import Order, send
-from rlkit.run.folder import append_line, fresh_folder, lock, read_lines, unlock, versions, write_json
+from rlkit.run.folder import append_line, claimed_folder, lock, read_lines, unlock, versions, write_json
 from rlkit.run.keeper import Keeper, cut_back
 from rlkit.run.knobs import Bounds, Knobs, Numbers
 from rlkit.run.loop import Loop
 from rlkit.run.measure import Counters, format_line, measure
-from rlkit.run.origin import origin
+from rlkit.run.origin import for_config, origin
 from rlkit.run.plot import plot_metrics
 from rlkit.run.reader import RunReader
 from rlkit.run.rollouts import RolloutWriter
@@ -135,8 +136,8 @@ class Run:
         if self._folder is None and self._found() is not None:
             self._open(self._wanted)  # a script that was started with --resume
         if self._folder is None:
-            folder = collectives.from_main(fresh_folder(self._wanted) if collectives.rank() == 0 else self._wanted)
-            if folder != self._wanted:
+            folder = collectives.from_main(claimed_folder(self._wanted) if collectives.rank() == 0 else self._wanted)
+            if folder != self._wanted.absolute():
                 print(f"rlkit: {self._wanted} is not empty, writing to {folder}")
             if collectives.rank() == 0:
                 write_json(folder / "config.json", self._settings())
@@ -150,14 +151,14 @@ class Run:
         found = origin()
         script = {"script": {**current.script, "processes": collectives.size()}} if current.script else {}
         parameters = {**found.pop("parameters", {}), **current.parameters, **self._config}
-        return {"parameters": parameters, "versions": versions(), **found, **script}
+        return {"parameters": for_config(parameters), "versions": versions(), **found, **script}
 
     def _open(self, folder: Path) -> None:
         if collectives.rank() == 0:
             lock(folder)
             atexit.register(unlock, folder)
         move_output_to(folder)
-        self._folder = current.folder = folder
+        self._folder = current.folder = folder.absolute()  # a notebook may change its working directory
 
     def _found(self) -> Path | None:
         """The checkpoint in this run's folder that `--resume auto` means, the same on every process."""
@@ -268,6 +269,11 @@ class Run:
         self._keeper.need("run.resume")
         if self._logged_step is not None or self.step:
             raise RuntimeError("run.resume: this run has begun; call resume before the loop.")
+        if loop_in_background() is not None:
+            raise RuntimeError(
+                f"run.resume: the loop of {loop_in_background()} is going in the background, on the same models and "
+                'files. Wait for it with run.wait(), or end it: run.control("stop").'
+            )
         self._resumed = True
         source = current.resume or source
         found = self._keeper.find(self._wanted, source)
@@ -453,8 +459,9 @@ class Run:
 
         Raises:
             ValueError: the step was logged before, `ref_logps` without a rollout, or an extra name that is taken.
-            TypeError: an extra value that is not a number.
+            TypeError: an extra value that is not a number, or a step that is no whole number.
         """
+        step = _whole(step)
         if self._logged_step is not None and step <= self._logged_step:
             raise ValueError(
                 f"run.log: step {step} comes after step {self._logged_step} was logged; log each step once."
@@ -507,3 +514,11 @@ class Run:
 
     def __repr__(self) -> str:
         return f"Run({str(self.path)!r}, {self.step} steps done, {self.stopped or 'open'})"
+
+
+def _whole(step: Any) -> int:
+    """A step as an int, also one of numpy or torch."""
+    try:
+        return operator.index(step)
+    except TypeError:
+        raise TypeError(f"run.log: step must be a whole number, as run.steps yields it, got {step!r}.") from None

@@ -80,25 +80,28 @@ class _Plot:
         self.low, self.high = (min(heights), max(heights)) if heights else (0.0, 1.0)
         if self.high == self.low:
             self.low, self.high = self.low - 0.5, self.high + 0.5
+        if self.high == self.low:  # beyond 2**53 a half is nothing
+            self.low, self.high = sorted((self.low / 2, self.high))
 
     def x(self, step: float) -> float:
         share = (step - self.first) / ((self.last - self.first) or 1)
         return self.left + share * (self.width - self.left - self.right)
 
     def y(self, value: float) -> float:
-        share = (value - self.low) / (self.high - self.low)
+        part = 1.0 if math.isfinite(self.high - self.low) else 0.25  # of numbers whose distance is no float
+        share = (value * part - self.low * part) / (self.high * part - self.low * part)
         return self.height - self.bottom - share * (self.height - self.bottom - self.top)
 
     def frame(self, title: str) -> str:
         """The opening tag, a white ground, the title, and the axes' ends."""
         parts = [
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {self.width} {self.height}" width="{self.width}" '
-            f'height="{self.height}" role="img" aria-label="{html.escape(title)}" font-family="sans-serif" '
+            f'height="{self.height}" role="img" aria-label="{_text(title)}" font-family="sans-serif" '
             'font-size="11" fill="#444">',
             f'<rect width="{self.width}" height="{self.height}" fill="white"/>',
-            f'<text x="6" y="16" font-size="13" font-weight="bold">{html.escape(title)}</text>',
+            f'<text x="6" y="16" font-size="13" font-weight="bold">{_text(title)}</text>',
         ]
-        for value in (self.low, (self.low + self.high) / 2, self.high):
+        for value in (self.low, self.low / 2 + self.high / 2, self.high):
             y = self.y(value)
             parts.append(
                 f'<line x1="{self.left}" x2="{self.width - self.right}" y1="{y:.1f}" y2="{y:.1f}" stroke="#ddd"/>'
@@ -148,8 +151,13 @@ class _Plot:
         return parts
 
     def legend(self, names: Sequence[tuple[str, str]]) -> str:
-        spans = [f'<tspan fill="{color}" dx="8">{html.escape(name)}</tspan>' for name, color in names]
+        spans = [f'<tspan fill="{color}" dx="8">{_text(name)}</tspan>' for name, color in names]
         return f'<text x="0" y="32">{"".join(spans)}</text>'
+
+
+def _text(text: str) -> str:
+    """Escaped; XML has no way to write control characters, nor UTF-8 halves of surrogate pairs."""
+    return html.escape("".join(letter if letter.isprintable() else "\ufffd" for letter in text))
 
 
 def _finite(points: Points) -> list[tuple[float, float]]:

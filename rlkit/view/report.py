@@ -75,7 +75,7 @@ def write_report(
         The file.
 
     Raises:
-        ValueError: no run, or max_bytes below 0.
+        ValueError: no run, max_bytes below 0, or a folder as the output.
         FileNotFoundError: a folder that is no run.
     """
     if not runs:
@@ -105,6 +105,8 @@ def write_report(
         code=_safe((here / "panel.js").read_text(encoding="utf-8")),
     )
     file = Path(output)
+    if file.is_dir():
+        raise ValueError(f"write_report: {file} is a folder; name the file, such as {file / 'report.html'}.")
     file.parent.mkdir(parents=True, exist_ok=True)
     partial = file.with_name(file.name + ".partial")
     partial.write_text(page, encoding="utf-8")
