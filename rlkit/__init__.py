@@ -21,7 +21,7 @@ from rlkit.prompts import PromptLoader, make_batch
 from rlkit.reference import update_reference
 from rlkit.rewards import score
 from rlkit.rollout import PromptBatch, Rollout, SamplingParams, Scores, Update
-from rlkit.run import Run
+from rlkit.run import Run, RunReader
 from rlkit.sampling import TransformersEngine, sample
 from rlkit.step import loss_step
 from rlkit.vstar import ValueTable, estimate_vstar
@@ -42,6 +42,7 @@ __all__ = [
     "PromptLoader",
     "Rollout",
     "Run",
+    "RunReader",
     "SamplingParams",
     "Scores",
     "TransformersEngine",

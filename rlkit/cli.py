@@ -23,9 +23,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     demo.add_argument("--seed", type=_seed, default=0, help="seed of data order and sampling (0)")
     demo.add_argument("--out", default="runs", help="folder for the runs (runs)")
     _add_export(commands)
+    _add_ctl(commands)
     arguments = parser.parse_args(argv)
     if arguments.command == "export":
         return _export(arguments)
+    if arguments.command == "ctl":
+        from rlkit import ctl
+
+        return ctl.run(arguments)
 
     from rlkit.demo import run_demo  # heavy imports only once the arguments are known to be right
 
@@ -55,6 +60,17 @@ def _add_export(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
     from rlkit.export import slurm
 
     slurm.add_arguments(parser)
+
+
+def _add_ctl(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    from rlkit import ctl
+
+    parser = commands.add_parser(
+        "ctl",
+        help="pause, resume, stop or save a run, or change a number of it, while it runs",
+        description="Tell the loop of a run what to do when its step is done, or look where it stands.",
+    )
+    ctl.add_arguments(parser)
 
 
 def _export(arguments: argparse.Namespace) -> int:

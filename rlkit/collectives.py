@@ -54,6 +54,15 @@ def gather(value: T) -> list[T]:
     return found
 
 
+def to_main(value: T) -> list[T]:
+    """The value of every process, in the order of the ranks, on the main process; an empty list on the others."""
+    if not is_many():
+        return [value]
+    found: list[Any] = [None] * size() if rank() == 0 else []
+    dist.gather_object(value, found if rank() == 0 else None, dst=0)
+    return found
+
+
 def gather_rows(rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Tensors with one entry per row, joined over the processes into the rows of the whole step."""
     if not is_many():

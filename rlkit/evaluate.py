@@ -14,6 +14,7 @@ from rlkit.sampling.assemble import join
 from rlkit.sampling.engine import Engine
 from rlkit.sampling.sample import owner_and_engine, sample
 from rlkit.sampling.transformers_engine import TransformersEngine
+from rlkit.timing import phase
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -59,6 +60,7 @@ class Evaluation(Record):
         )
 
 
+@phase("evaluate")
 def evaluate(
     policy: "Policy | Engine",
     dataset: Any,

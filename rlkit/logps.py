@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from rlkit.rollout import Rollout
+from rlkit.timing import phase
 
 if TYPE_CHECKING:
     from rlkit.policy import Policy
@@ -210,6 +211,7 @@ def score_rollout(
     return TokenScores(logp, values, balance_value)
 
 
+@phase("compute_logps")
 def compute_logps(policy: "Policy", rollout: Rollout, *, micro_batch_size: int | None = None) -> Float[Tensor, "B T"]:
     r"""Log-probabilities of a rollout's tokens under a policy or reference, without gradient.
 

@@ -42,6 +42,8 @@ _ALL = [
     Metric("reward_std", "Standard deviation of the reward over the whole batch.", "reward", "> 0"),
     Metric("rewards/*/mean", "Mean of one reward function where it did not abstain.", "reward", "grows"),
     Metric("rewards/*/std", "Standard deviation of one reward function where it did not abstain.", "reward", "> 0"),
+    Metric("rewards/*/errors", "Share of completions on which a reward function failed (with on_error='none').", "share", "0"),
+    Metric("rewards/*/timeouts", "Share of completions that a reward function lost to its timeout.", "share", "0"),
     Metric("frac_reward_zero_std", "Share of prompts whose completions all got the same reward: they teach nothing.", "share", "below 0.5"),
     Metric("frac_no_reward", "Share of completions for which every reward function abstained.", "share", "0"),
     Metric("kl", "Mean over tokens of log pi - log pi_ref of the sampled tokens (k1); an estimate, may be negative.", "nats/token", "small, slowly growing"),
@@ -65,6 +67,7 @@ _ALL = [
     Metric("frac_masked", "Share of rows without a token in the loss (truncated and masked, or without a target).", "share", "near 0"),
     Metric("skipped", "1 if the step had nothing to learn and the optimizer was not stepped.", "0 or 1", "0"),
     Metric("aux_loss", "Load-balancing loss of a mixture-of-experts model.", "1", "falls"),
+    Metric("knobs/*", "A number that `run.knobs` declared, as it was in the step.", "as declared", "as set"),
     Metric("step_time", "Wall time of the step; kept apart from the other metrics, which repeat bit for bit.", "s", "steady"),
 ]  # fmt: skip
 METRICS: dict[str, Metric] = {metric.name: metric for metric in _ALL}

@@ -124,7 +124,24 @@ def with_columns(own: dict[str, Any], columns: Mapping[str, Any]) -> dict[str, A
         >>> with_columns({"reward": [1]}, {"reward": [0], "answer": ["x"]})
         {'reward': [1], 'column:reward': [0], 'answer': ['x']}
     """
-    return own | {(f"column:{name}" if name in own else name): list(cells) for name, cells in columns.items()}
+    table = own | {(f"column:{name}" if name in own else name): list(cells) for name, cells in columns.items()}
+    return {name: [printable(cell) for cell in cells] for name, cells in table.items()}
+
+
+def printable(cell: Any) -> Any:
+    r"""Text that a table, a terminal and a file can take: halves of surrogate pairs (JSON may hold them) become U+FFFD.
+
+    Example:
+        >>> printable("a\ud800b") == "a\ufffdb", printable(1)
+        (True, 1)
+    """
+    if not isinstance(cell, str):
+        return cell
+    try:
+        cell.encode("utf-8")
+    except UnicodeEncodeError:
+        return cell.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    return cell
 
 
 def check_lengths(where: str, expected: int, **values: Sequence[Any] | Tensor) -> None:

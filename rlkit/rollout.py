@@ -95,6 +95,7 @@ class Rollout(Record):
         policy_version: number of optimizer steps the policy had taken.
         engine: name of the engine that drew them.
         logp_recomputed: True if `sampler_logp` is the policy's, because the engine's are of a truncated distribution.
+        pieces: the text of each token id that occurs in the completions, so that a view needs no tokenizer.
     """
 
     prompt_ids: Int[Tensor, "B L"]
@@ -112,6 +113,7 @@ class Rollout(Record):
     policy_version: int = 0
     engine: str = "transformers"
     logp_recomputed: bool = False
+    pieces: Mapping[int, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         check_lengths(
@@ -262,14 +264,8 @@ class Scores(Record):
         import pandas as pd
 
         parts = {f"rewards/{name}": self.parts[:, k].tolist() for k, name in enumerate(self.names)}
-        return pd.DataFrame(
-            {
-                "group_id": self.group_id.tolist(),
-                "reward": self.reward.tolist(),
-                **parts,
-                **{name: list(values) for name, values in self.extra.items()},
-            }
-        )
+        own = {"group_id": self.group_id.tolist(), "reward": self.reward.tolist(), **parts}
+        return pd.DataFrame(with_columns(own, self.extra))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -284,6 +280,11 @@ class Update(Record):
         entropy: (B,T) entropy of the policy before this update, in nats; 0 in masked slots.
         loss_mask: (B,T) True for tokens that counted in the loss.
         skipped: None, or the reason why the optimizer was not stepped.
+        old_logp: (B,T) log-probabilities that the ratio was measured against: `logp` itself on a first update.
+        ratio: (B,) probability of each completion's loss tokens by `logp` over that by `old_logp`.
+        clipped: (B,) int8, -1 where the loss clipped the ratio below, 1 where above, else 0; None if it has no clip.
+        epsilon: lower clip range of the loss, or None.
+        epsilon_high: upper clip range of the loss, or None.
     """
 
     loss: float
@@ -292,6 +293,11 @@ class Update(Record):
     entropy: Float[Tensor, "B T"]
     loss_mask: Bool[Tensor, "B T"]
     skipped: str | None = None
+    old_logp: Float[Tensor, "B T"] | None = None
+    ratio: Float[Tensor, " B"] | None = None
+    clipped: Int[Tensor, " B"] | None = None
+    epsilon: float | None = None
+    epsilon_high: float | None = None
 
     def _headline(self) -> str:
         what = f"skipped: {self.skipped}" if self.skipped else f"loss {self.loss:.5g}"

@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 
 from rlkit.flags import Parameter, parse
 from rlkit.run.settings import current
+from rlkit.run.stopping import expect_preemption
 
 T = TypeVar("T")
 _loop: asyncio.AbstractEventLoop | None = None
@@ -59,6 +60,8 @@ def flags(doc: str | None, *parameters: tuple[str, str, Any, str]) -> dict[str, 
 def start(file: str, *, notebook: str, sha256: str) -> None:
     """Begin a script: say which parameters were changed, and keep the traceback of a failure beside the run.
 
+    From here on a SIGTERM or SIGUSR1 waits for `run.steps`, which saves and says that the run is to go on later.
+
     Args:
         file: the script.
         notebook: where it comes from.
@@ -66,6 +69,7 @@ def start(file: str, *, notebook: str, sha256: str) -> None:
     """
     with contextlib.suppress(AttributeError, OSError, ValueError):  # a standard error without a file below it
         faulthandler.enable()
+    expect_preemption()
     current.script = {"file": os.path.basename(file), "notebook": notebook, "sha256": sha256, **current.script}
     changed = current.script.get("changed")
     if changed and _rank() == 0:

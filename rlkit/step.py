@@ -17,16 +17,18 @@ from torch import Tensor
 
 from rlkit import collectives
 from rlkit.logps import EntropyMode, evaluation_mode
-from rlkit.losses import RLOO, LossFunction, LossInputs
+from rlkit.losses import RLOO, LossFunction, LossInputs, importance_ratio
 from rlkit.rollout import Rollout, Update
 from rlkit.step_checks import check_inputs, check_tools
 from rlkit.strategies import Updater, updater_of, verify_gradients
+from rlkit.timing import phase
 
 if TYPE_CHECKING:
     from rlkit.policy import Policy
 
 logger = logging.getLogger(__name__)
 
+CLIPPED_LOW, CLIPPED_HIGH = "clip_ratio/low_mean", "clip_ratio/high_mean"  # row_metrics of a loss with a clip range
 ROWS, TOKENS = "per row: ", "per token: "  # what a sum is divided by; the loss is a share of the mean already
 
 
@@ -39,6 +41,7 @@ class LRScheduler(Protocol):
         ...
 
 
+@phase("loss_step")
 def loss_step(
     policy: "Policy",
     optimizer: torch.optim.Optimizer,
@@ -111,7 +114,8 @@ def loss_step(
             if len(rollout):
                 logp, entropy, *_ = policy.score_tokens(rollout)
         metrics = {"frac_masked": totals.frac_masked, "skipped": 1.0}
-        return Update(math.nan, metrics, logp, entropy, mask, skipped=reason)
+        ratio = _ratio_fields(loss, logp, old_logps, mask, [])
+        return Update(math.nan, metrics, logp, entropy, mask, skipped=reason, **ratio)
 
     size = micro_batch_size or max(1, len(rollout))
     passes = int(collectives.maxima({"passes": float(math.ceil(len(rollout) / size))})["passes"])
@@ -156,19 +160,20 @@ def loss_step(
     blank = torch.zeros(0, mask.shape[1], device=device)
     logp = torch.cat([p.logp for p in pieces]) if pieces else blank
     entropy = torch.cat([p.entropy for p in pieces]) if pieces else blank
+    ratio = _ratio_fields(loss, logp, old_logps, mask, [p.clipped for p in pieces])
     if not math.isfinite(grad_norm):
         reason = f"the gradient norm is {grad_norm}"
         updater.zero_grad()
         logger.warning("loss_step: update skipped, %s.", reason)
         metrics["skipped"] = 1.0
-        return Update(math.nan, metrics, logp, entropy, mask, skipped=reason)
+        return Update(math.nan, metrics, logp, entropy, mask, skipped=reason, **ratio)
     updater.step()
     updater.zero_grad()
     if scheduler is not None:
         scheduler.step()
     policy.version += 1
     metrics["skipped"] = 0.0
-    return Update(value, metrics, logp, entropy, mask)
+    return Update(value, metrics, logp, entropy, mask, **ratio)
 
 
 class _Totals:
@@ -193,9 +198,15 @@ class _Piece:
     """What one micro-batch leaves behind: its share of the loss, its log-probabilities, and sums and extremes."""
 
     def __init__(
-        self, loss: float, logp: Tensor, entropy: Tensor, sums: dict[str, float], top: dict[str, float]
+        self,
+        loss: float,
+        logp: Tensor,
+        entropy: Tensor,
+        clipped: Tensor | None,
+        sums: dict[str, float],
+        top: dict[str, float],
     ) -> None:
-        self.loss, self.logp, self.entropy, self.sums, self.top = loss, logp, entropy, sums, top
+        self.loss, self.logp, self.entropy, self.clipped, self.sums, self.top = loss, logp, entropy, clipped, sums, top
 
 
 def _backward(
@@ -237,14 +248,34 @@ def _backward(
     # Wrappers for several processes average the gradient over them; the mean is over the rows of all.
     updater.backward(share * collectives.size())
     with torch.no_grad():
-        sums, top = _measure(loss.row_metrics(inputs) if hasattr(loss, "row_metrics") else {}, mask.any(-1))
+        measured = loss.row_metrics(inputs) if hasattr(loss, "row_metrics") else {}
+        sums, top = _measure(measured, mask.any(-1))
         gap = (inputs.old_logp - sampler_logp).abs()  # of the policy that sampled: later updates move on from it
         sums |= {"loss": float(share.detach()), TOKENS + "entropy": float(inputs.entropy.sum())}
         sums[TOKENS + "sampler_gap/mean"] = float(gap.sum())
         if balance > 0:
             sums["aux_loss"] = aux
         top["sampler_gap/max"] = float(gap.max()) if gap.numel() else 0.0
-    return _Piece(sums["loss"], scores.logp.detach(), scores.entropy.detach(), sums, top)
+        clipped = None
+        if {CLIPPED_LOW, CLIPPED_HIGH} <= set(measured):
+            clipped = (measured[CLIPPED_HIGH] - measured[CLIPPED_LOW]).to(torch.int8)
+    return _Piece(sums["loss"], scores.logp.detach(), scores.entropy.detach(), clipped, sums, top)
+
+
+def _ratio_fields(
+    loss: Any, logp: Tensor, old_logps: Tensor | None, mask: Tensor, clipped: list[Tensor | None]
+) -> dict[str, Any]:
+    """What an Update says of its ratio, row by row; the loss itself looked at one micro-batch at a time."""
+    old = logp if old_logps is None else old_logps.detach().to(logp)
+    known = [part for part in clipped if part is not None]
+    epsilon, high = getattr(loss, "epsilon", None), getattr(loss, "epsilon_high", None)
+    return {
+        "old_logp": old,
+        "ratio": importance_ratio(logp, old, mask),
+        "clipped": torch.cat(known) if known and len(known) == len(clipped) else None,
+        "epsilon": epsilon,
+        "epsilon_high": epsilon if high is None else high,
+    }
 
 
 def _measure(measured: Mapping[str, Tensor], rows: Tensor) -> tuple[dict[str, float], dict[str, float]]:

@@ -22,6 +22,7 @@ import torch
 from rlkit import collectives, watch
 from rlkit.loading import default_device
 from rlkit.policy import Policy
+from rlkit.rank_log import RankLog
 from rlkit.run.settings import current
 from rlkit.strategies import wrap_ddp, wrap_fsdp2
 
@@ -252,6 +253,6 @@ def _leave() -> None:
 
 
 def _print_from_main_only() -> None:
-    """Standard output of the other ranks goes nowhere; errors and warnings still reach the console."""
+    """Standard output of the other ranks goes to files beside the log; errors and warnings still reach the console."""
     if os.environ.get("RLKIT_PRINT_ALL_RANKS", "0") != "1":
-        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # lives as long as the process
+        sys.stdout = RankLog(collectives.rank())

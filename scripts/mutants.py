@@ -32,10 +32,13 @@ class Mutant:
     tests: str
 
 
+ROWS, ROLLOUTS, READER, LINES = "run/rows.py", "run/rollouts.py", "run/reader.py", "run/lines.py"
 ADV, LOSS, STEP, LOGPS = "advantages.py", "losses.py", "step.py", "logps.py"
 DECODE, CHOOSE = "sampling/decode.py", "sampling/choose.py"
 DRAW, ASSEMBLE = "sampling/draw.py", "sampling/assemble.py"
 SAMPLING = "sampling"
+EXPORT = "export/test_scripts.py export/test_codes.py export/test_wild.py export/test_flags.py"
+ROWS, ROLLOUTS, READER, FOLDER = "run/rows.py", "run/rollouts.py", "run/reader.py", "run/folder.py"
 
 MUTANTS = [
     # the maths
@@ -101,27 +104,65 @@ MUTANTS = [
     Mutant("truncated flag turned", ASSEMBLE, 'c.finish_reason == "length"', 'c.finish_reason != "length"', SAMPLING),
     Mutant("end ids of the configs ignored", "policy.py", "for value in [tokenizer.eos_token_id, *(getattr(config, \"eos_token_id\", None) for config in configs if config)]:", "for value in [tokenizer.eos_token_id]:", "test_policy.py"),
     Mutant("reference is the policy itself", "policy.py", "model = copy.deepcopy(self.model).requires_grad_(False)", "model = self.model", "test_policy.py test_step.py"),
+    # the run folder
+    Mutant("padding stored with the tokens", ROWS, "flat | {\"token_ids\": rollout.completion_ids.cpu()[mask]", "flat | {\"token_ids\": rollout.completion_ids.cpu().reshape(-1)[: int(mask.sum())]", "run/test_rollouts.py"),
+    Mutant("log-ratio to the reference turned", ROWS, "flat[\"sampler_logp\"].astype(np.float64) - flat[\"ref_logp\"]", "flat[\"ref_logp\"].astype(np.float64) - flat[\"sampler_logp\"]", "run/test_rollouts.py"),
+    Mutant("clip state turned", STEP, "measured[CLIPPED_HIGH] - measured[CLIPPED_LOW]", "measured[CLIPPED_LOW] - measured[CLIPPED_HIGH]", "test_step.py run/test_rollouts.py"),
+    Mutant("a record of other rows taken", ROWS, "if values is not None and len(values) == len(mask)", "if values is not None", "run/test_rollouts.py"),
+    Mutant("surrogates not replaced", "record.py", "return cell.encode(\"utf-16-le\", \"surrogatepass\").decode(\"utf-16-le\", \"replace\")", "return cell", "run/test_rollouts.py"),
+    Mutant("the last rollouts dropped", ROLLOUTS, "return steps[1 + gaps.index(min(gaps))]", "return steps[-1]", "run/test_rollouts.py"),
+    Mutant("rollouts after a checkpoint kept", ROLLOUTS, "if step >= steps:", "if step > steps:", "run/test_rollouts.py"),
+    Mutant("a torn line left out in silence", LINES, "self._torn = end < len(data)", "self._torn = False", "run/test_reader.py"),
+    Mutant("a replaced log read on", LINES, "anew = handle.read(len(self._tail)) != self._tail", "anew = len(handle.read(len(self._tail))) != len(self._tail)", "run/test_reader.py"),
+    Mutant("a metric that pauses moves up", READER, "column.extend([math.nan] * (before + len(rows) - len(column)))", "pass", "run/test_reader.py"),
     # prompts, rewards, V*, run
     Mutant("rows known by their prompt alone", "prompts.py", "json.dumps(row, sort_keys", 'json.dumps(row["prompt"], sort_keys', "test_vstar.py test_prompts.py"),
     Mutant("every epoch in the same order", "prompts.py", '{"prompt": [self.seed, epoch]}', '{"prompt": [self.seed]}', "test_prompts.py"),
     Mutant("two beginning-of-sequence tokens", "prompts.py", "add_special_tokens=not templated", "add_special_tokens=True", "test_prompts.py"),
     Mutant("position not restored", "prompts.py", 'state["epoch"], state["position"], state["served"]', 'state["epoch"], 0, state["served"]', "test_prompts.py"),
-    Mutant("None counted as 0", "rewards/score.py", "        return math.nan\n", "        return 0.0\n", "test_score.py"),
+    Mutant("None counted as 0", "rewards/returned.py", "        return math.nan\n", "        return 0.0\n", "test_score.py"),
     Mutant("weights ignored", "rewards/score.py", "parts * weights)", "parts)", "test_score.py"),
-    Mutant("wrong number of rewards accepted", "rewards/score.py", "if len(returned) != count:", "if False:", "test_score.py"),
+    Mutant("wrong number of rewards accepted", "rewards/returned.py", "if len(returned) != count:", "if False:", "test_score.py"),
+    Mutant("a hanging completion takes its siblings along", "rewards/isolate.py", "    if len(units) == 1 or (isinstance(why, TimedOut) and not caller.killable):", "    if True:", "rewards/test_limits.py"),
+    Mutant("groups split when tried again", "rewards/arguments.py", "        if not by_group:", "        if True:", "rewards/test_limits.py"),
+    Mutant("errors not counted", "rewards/job.py", "len(self.errors) / count", "0.0 / count", "rewards/test_limits.py"),
+    Mutant("memory not limited", "rewards/worker_main.py", "        soft = used + extra if hard == resource.RLIM_INFINITY else min(used + extra, hard)", "        pass", "rewards/test_limits.py"),
+    Mutant("async rewards awaited in turn", "rewards/isolate.py", "        return list(await asyncio.gather(*tasks))", "        return [await run_async(job) for job in jobs]", "rewards/test_async.py"),
+    Mutant("reward model padded on the left", "rewards/reward_model.py", 'padding_side="right"', 'padding_side="left"', "rewards/test_reward_model.py"),
+    Mutant("pad id of the reward model's config not in step", "rewards/reward_model.py", "    config.pad_token_id = pad_id\n", "    pass\n", "rewards/test_reward_model.py"),
+    Mutant("dropout of the reward model left on", "rewards/reward_model.py", "    model.eval()\n", "", "rewards/test_reward_model.py"),
+    Mutant("a column overwrites what a partial has bound", "rewards/arguments.py", "    names = [name for name in offered if name not in _bound(function)]", "    names = list(offered)", "rewards/test_kinds.py"),
     Mutant("unsolved decided by the sum", "vstar/table.py", "torch.where(self.rewards.isnan(), -math.inf, self.rewards).amax(-1) > self.success_threshold", "self.rewards.nansum(-1) != 0", "test_vstar.py"),
     Mutant("one NaN wipes an average", "metrics.py", "if value is not None and not math.isnan(value)]", "if value is not None]", "test_metrics.py"),
     Mutant("interrupt in the middle of a step", "run/stopping.py", '        self.reason = "interrupted"\n', "        raise KeyboardInterrupt\n", "test_run.py"),
     Mutant("an earlier run written over", "run/folder.py", "while folder.exists() and any(folder.iterdir()):", "while False:", "test_run.py"),
+    # notebook to script
+    Mutant("notebook-only cells exported", "export/tags.py", '"remove-cell": "notebook-only",', '"remove-cell": "loop",', EXPORT),
+    Mutant("tag in a comment not seen", "export/tags.py", 'return [] if words[:1] == ["ok"] else [_plain(word) for word in words]', "return []", EXPORT),
+    Mutant("magic left out that changes the program", "export/magics.py", "if name in DROPPED and all(argument in wanted for argument in arguments):", "if True:", EXPORT),
+    Mutant("lines shift where a magic stood", "export/magics.py", '[stand_in + "\\n"] + ["#\\n"] * (span - 1)', '[stand_in + "\\n"]', EXPORT),
+    Mutant("await left in the script", "export/awaits.py", 'edits += [(begin, after, CALL.encode()), (end, end, b")")]', "pass", EXPORT),
+    Mutant("await by characters, not bytes", "export/awaits.py", "starts.append(starts[-1] + len(line) + 1)", "starts.append(starts[-1] + len(line.decode()) + 1)", EXPORT),
+    Mutant("what may depend on time moves up", "export/placement.py", "return root(node) not in TIMED", "return True", EXPORT),
+    Mutant("function that needs run cells at module level", "export/placement.py", "        self._put_back()\n", "", EXPORT),
+    Mutant("text inside a string indented", "export/writing.py", "if number not in code.inside_strings:", "if True:", EXPORT),
+    Mutant("hash without tags", "export/writing.py", "[cell.cell.source, sorted(cell.cell.roles)]", "[cell.cell.source]", EXPORT),
+    Mutant("guard left out", "export/writing.py", "'if __name__ == \"__main__\":', INDENT + start]", "'if True:', INDENT + start]", EXPORT),
+    Mutant("parameter given twice", "export/parameters.py", "if isinstance(one, Declared) and one.name in declared:", "if False:", EXPORT),
+    Mutant("unknown name in a config file ignored", "flags.py", "        if name not in known:\n            raise ValueError", "        if name not in known:\n            continue\n            raise ValueError", "export/test_flags.py"),
+    Mutant("config file above the command line", "flags.py", "values |= {name: value for name, value in vars(given).items() if name in known}", "values = {name: value for name, value in vars(given).items() if name in known} | values", "export/test_flags.py"),
+    Mutant("commands of an earlier loop obeyed", "run/controls.py", "len(before), before.count", "0, before.count", "run/test_controls.py"),
+    Mutant("a pause that does not hold", "run/loop.py", "if run.stopped is not None or not self._paused:", "if True:", "run/test_controls.py"),
+    Mutant("a number without its bounds", "run/controls.py", "if (low is not None and value < low) or", "if False and", "run/test_controls.py run/test_knobs.py"),
+    Mutant("a live change lost by a restart", "run/knobs.py", 'self.set(name, saved["value"])', "pass", "run/test_knobs.py"),
+    Mutant("the background loop without the cell's grad mode", "run/background.py", "stack.enter_context(torch.set_grad_enabled(grad))", "pass", "run/test_background.py"),
+    Mutant("a phase inside a phase counted twice", "timing.py", "if _clock.busy:", "if False:", "run/test_controls.py"),
 ]  # fmt: skip
 
 
 def run_one(mutant: Mutant, workspace: Path) -> tuple[str, str, float]:
     """Apply a fault in a fresh copy and run its tests: ("killed", first red test) or ("SURVIVED"/"BROKEN", why)."""
-    copy = Path(tempfile.mkdtemp(dir=workspace))
-    for folder in ("rlkit", "tests"):
-        shutil.copytree(ROOT / folder, copy / folder, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy(ROOT / "pyproject.toml", copy)
+    copy = fresh_copy(workspace)
     file = copy / "rlkit" / mutant.file
     text = file.read_text(encoding="utf-8")
     if text.count(mutant.old) != 1:
@@ -137,6 +178,21 @@ def run_one(mutant: Mutant, workspace: Path) -> tuple[str, str, float]:
     if status == 0:
         return "SURVIVED", "no test turned red", seconds
     return "BROKEN", output.strip().splitlines()[-1], seconds
+
+
+def fresh_copy(workspace: Path) -> Path:
+    """What the tests need of this repository, in a folder of its own."""
+    copy = Path(tempfile.mkdtemp(dir=workspace))
+    for folder in ("rlkit", "tests", "notebooks", "tutorials"):
+        shutil.copytree(ROOT / folder, copy / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", copy)
+    return copy
+
+
+def red_without_a_fault(tests: list[str], workspace: Path) -> str:
+    """Tests that fail in a copy without a fault would notice anything: the end of their output, or nothing."""
+    status, output = run_tests(fresh_copy(workspace), tests)
+    return output[-2000:] if status else ""
 
 
 def run_tests(folder: Path, tests: list[str]) -> tuple[int, str]:
@@ -156,8 +212,15 @@ def main() -> int:
     parser.add_argument("-j", type=int, default=max(1, os.cpu_count() or 1), help="how many at once")
     arguments = parser.parse_args()
     chosen = [mutant for mutant in MUTANTS if arguments.k.lower() in mutant.name.lower()]
+    if not chosen:
+        print(f"no fault's name holds {arguments.k!r}")
+        return 1
     rows, bad = [], 0
     with tempfile.TemporaryDirectory() as name, ThreadPoolExecutor(arguments.j) as pool:
+        files = sorted({file for mutant in chosen for file in mutant.tests.split()})
+        if output := red_without_a_fault(files, Path(name)):
+            print(f"{output}\nThe tests are not green without a fault; see above.")
+            return 1
         results = pool.map(lambda mutant: run_one(mutant, Path(name)), chosen)
         for mutant, (verdict, detail, seconds) in zip(chosen, results, strict=True):
             print(f"{verdict:9} {seconds:5.1f} s  {mutant.name}: {detail}", flush=True)
@@ -168,7 +231,7 @@ def main() -> int:
         table = ["| fault | in `rlkit/` | noticed first by `tests/` |", "|---|---|---|", *rows]
         text = PAGE.format(count=len(chosen), table="\n".join(table))
         (ROOT / "docs" / "mutants.md").write_text(text, encoding="utf-8")
-    return 1 if bad or not chosen else 0
+    return 1 if bad else 0
 
 
 PAGE = """# Mutants

@@ -63,6 +63,9 @@ def update():
         entropy=torch.tensor([[0.3, 0.0]]),
         loss_mask=torch.tensor([[True, False]]),
         skipped=SCRIPT,
+        ratio=torch.tensor([1.5]),
+        clipped=torch.tensor([1], dtype=torch.int8),
+        epsilon=0.2,
     )
 
 

@@ -50,6 +50,11 @@ def state_of(run):
     return json.loads((run.path / "state.json").read_text())
 
 
+def place_of(run):
+    """The part of the state that says how far the run is."""
+    return {name: state_of(run)[name] for name in ("step", "max_steps", "stopped", "prompts")}
+
+
 def steps(run, max_steps, prompts=None, **options):
     return run.steps(Batches() if prompts is None else prompts, max_steps, progress=False, **options)
 
@@ -65,7 +70,7 @@ def run(tmp_path):
 def test_steps_are_numbered_from_zero_and_end(run):
     assert list(steps(run, 3)) == [(0, 0), (1, 1), (2, 2)]
     assert (run.step, run.stopped, run.max_steps) == (3, "done", 3)
-    assert state_of(run) == {"step": 3, "max_steps": 3, "stopped": "done", "prompts": {"served": 3}}
+    assert place_of(run) == {"step": 3, "max_steps": 3, "stopped": "done", "prompts": {"served": 3}}
 
 
 def test_steps_count_on_over_several_loops(run):
@@ -174,7 +179,7 @@ def test_ctrl_c_lets_the_step_finish_and_the_loop_can_go_on(run, sigint_guard, c
         run.log(step, loss=float(step))
     assert after and (run.step, run.stopped) == (3, "interrupted")
     assert run.metrics["step"].tolist() == [0, 1, 2]
-    assert state_of(run) == {"step": 3, "max_steps": 6, "stopped": "interrupted", "prompts": {"served": 3}}
+    assert place_of(run) == {"step": 3, "max_steps": 6, "stopped": "interrupted", "prompts": {"served": 3}}
     assert signal.getsignal(signal.SIGINT) is sigint_guard
     assert "stopping after this step" in capsys.readouterr().out
     for step, batch in steps(run, 6, prompts):
@@ -282,6 +287,13 @@ def test_a_step_is_logged_with_everything_by_hand(run):
     }
     assert {name: line[name] for name in want} == want
     assert read_lines(run.path / "metrics.jsonl") == [line]
+
+
+def test_a_reward_that_never_changes_is_reported_once(run, caplog):
+    scores = make_scores([0.5, 0.5])
+    for step in range(45):
+        run.log(step, scores=scores)
+    assert caplog.text.count("gave 0.5 to every completion of the last 20 steps") == 1
 
 
 def test_counts_grow_over_the_steps(run):

@@ -586,8 +586,28 @@ def test_the_second_update_on_a_rollout_clips(policy):
     assert second.metrics["clip_ratio/high_mean"] == pytest.approx(high.float().mean().item())
     assert second.metrics["clip_ratio/low_mean"] == pytest.approx(low.float().mean().item())
     assert second.metrics["clip_ratio/region_mean"] == pytest.approx((high | low).float().mean().item())
+    # Row by row too, whatever the micro-batches: the token lens shows which rows were clipped.
+    assert second.ratio is not None and second.old_logp is not None
+    torch.testing.assert_close(second.ratio, ratio, **FLOAT32)
+    assert second.clipped.tolist() == [int(up) - int(down) for up, down in zip(high, low, strict=True)]
+    torch.testing.assert_close(second.old_logp, before, **EXACT)
+    assert (second.epsilon, second.epsilon_high) == (0.2, 0.2)
     torch.testing.assert_close(first.logp, before, **EXACT)  # a frozen copy
     assert not first.logp.requires_grad and policy.version == 2
+
+
+def test_an_update_says_what_its_ratio_was_measured_against(policy):
+    """The first update's is 1 by construction; a loss without a clip range has no clipped rows; also when skipped."""
+    rollout = make_rollout(LENGTHS)
+    first, _ = step(policy, rollout, ADVANTAGES, loss=rl.RLOO(epsilon=0.1, epsilon_high=0.3))
+    assert first.ratio.tolist() == [1.0] * 8 and first.clipped.tolist() == [0] * 8 and first.old_logp is first.logp
+    assert (first.epsilon, first.epsilon_high) == (0.1, 0.3)
+    plain, _ = step(policy, rollout, ADVANTAGES, loss=lambda x: -x.logp.sum(-1) * x.advantages)
+    assert plain.ratio.tolist() == [1.0] * 8 and plain.clipped is None
+    assert (plain.epsilon, plain.epsilon_high) == (None, None)
+    nothing, _ = step(policy, rollout, torch.zeros(8), old_logps=first.logp)
+    assert nothing.skipped and nothing.clipped is None and nothing.ratio.shape == (8,)
+    torch.testing.assert_close(nothing.old_logp, first.logp, **EXACT)
 
 
 def test_a_step_moves_the_policy_towards_the_better_completion(policy):

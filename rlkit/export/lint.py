@@ -5,7 +5,7 @@ import itertools
 from collections.abc import Iterator
 
 from rlkit.export.checks import Check, Facts, calls
-from rlkit.export.handed import handed_on, is_definition
+from rlkit.export.handed import handed_on, is_definition, names_of_runs
 from rlkit.export.problems import Problem
 from rlkit.export.syntax import dotted, root
 from rlkit.export.tags import near_miss
@@ -29,7 +29,7 @@ COLLECTIVE = {
     "steps",
     "resume",
 }
-OF_RUN = {"log", "save"}  # collective on a run, harmless on a file or a logger
+OF_RUN = {"log", "save", "start"}  # collective on a run, harmless on a file or a logger
 SEEDING = {"manual_seed", "seed", "manual_seed_all"}
 WRITING = {"savefig", "to_csv", "to_json", "to_parquet", "to_pickle", "write_text", "write_bytes", "to_html"}
 WRITING_DOTTED = {"torch.save", "np.save", "numpy.save", "np.savez", "wandb.init", "trackio.init", "pickle.dump"}
@@ -113,13 +113,7 @@ def differs_between_processes(facts: Facts) -> Iterator[Problem]:
 
 def waits_for_nobody(facts: Facts) -> Iterator[Problem]:
     """W205: something that all processes must do together, done by one."""
-    runs = {
-        target.id
-        for _, node in facts.program.nodes(ast.Assign)
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call) and dotted(node.value.func).endswith("Run")
-        for target in node.targets
-        if isinstance(target, ast.Name)
-    }
+    runs = names_of_runs(facts.program)
     for cell, branch in facts.program.nodes(ast.If):
         if not isinstance(branch, ast.If) or not is_main_test(branch.test):
             continue

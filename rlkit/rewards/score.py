@@ -1,122 +1,107 @@
 """`score`: call the reward functions on a rollout and check what they return.
 
-A reward function gets TRL's keyword arguments (prompts, completions, completion_ids, trainer_state, log_extra,
-log_metric, and every dataset column, one value per completion), but only those that it accepts, and returns one number
-or None per completion. None (or NaN) means "no opinion": the function is left out of that row's sum. If all abstain the
-row has no reward (NaN), which is not the same as a reward of 0 (known_faults B01).
+A reward function gets TRL's keyword arguments (see `rlkit.rewards.arguments`) and returns one number or None per
+completion. None (or NaN) means "no opinion": the function is left out of that row's sum. If all abstain the row has no
+reward (NaN), which is not the same as a reward of 0 (known_faults B01).
 
-Left out for now: async functions, reward models, timeouts.
+The limits are arguments of `score`, not a wrapper around each function: one call says what a step may cost, and a
+function stays what it is, with its name and signature. Left out: retries and caches, which a function can have itself.
 """
 
-import contextlib
-import copy
-import inspect
 import logging
 import math
-import numbers
+import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
 
-from rlkit.metrics import describe
+from rlkit.rewards.arguments import Offer, StepState, accepted
+from rlkit.rewards.job import Job, Limits, OnError, Outcome
+from rlkit.rewards.names import unique_names
+from rlkit.rewards.reward_model import RewardModel, as_reward_model
+from rlkit.rewards.together import run_all
 from rlkit.rollout import Rollout, Scores, text_of
+from rlkit.timing import phase
 
 logger = logging.getLogger(__name__)
 
-RewardFunction = Callable[..., Sequence[float | None]]
-NOT_COLUMNS = (
-    "prompt",
-    "prompts",
-    "completion",
-    "completions",
-    "completion_ids",
-    "trainer_state",
-    "log_extra",
-    "log_metric",
-)
+RewardFunction = Callable[..., Any] | str | os.PathLike[str] | nn.Module
 
 
-@dataclass(frozen=True)
-class StepState:
-    """What a reward function sees as `trainer_state`, for rewards that change during a run.
-
-    Attributes:
-        global_step: optimizer steps done before this one.
-        max_steps: steps of the whole run, or None.
-    """
-
-    global_step: int = 0
-    max_steps: int | None = None
-
-
+@phase("score")
 def score(
     rollout: Rollout,
     reward_funcs: RewardFunction | Sequence[RewardFunction],
     *,
     weights: Sequence[float] | None = None,
     clip_range: tuple[float, float] | None = None,
+    timeout: float | Mapping[str, float] | None = None,
+    on_timeout: float | None = None,
+    on_error: OnError = "raise",
+    memory: int | None = None,
     state: Any = None,
 ) -> Scores:
     r"""Score B completions with K reward functions.
 
     .. math:: R_i = \mathrm{clip}\Big(\sum_{k\ \text{not abstaining}} w_k \hat r_{ik}\Big)
 
+    Async functions are awaited together. A function with a timeout or a memory limit runs in a subprocess that can be
+    killed, if it can be pickled; what it changes in its own state then stays there. Docs: docs/rewards.md.
+
     Args:
         rollout: B completions.
-        reward_funcs: one function, or K of them.
+        reward_funcs: one or K of: a function or other callable, plain or async; the name, folder or object of a
+            sequence-classification model (see `RewardModel`).
         weights: K weights; None means 1 each. Weight 0 keeps a function as a metric only.
         clip_range: (low, high) bounds of the weighted sum.
+        timeout: seconds that a function may take for the B completions, > 0; or seconds by function name. If they pass,
+            the completions are tried again one by one and only those that hang are lost. None: no limit. Reward
+            models have none.
+        on_timeout: reward of a completion that was lost to the timeout; None abstains.
+        on_error: what a function's exception does: "raise", or "none": the completions on which it fails get None.
+        memory: bytes that a call may take beyond what the function needs when it is loaded (Linux).
         state: passed to the functions as `trainer_state`; by default a `StepState` with the number of optimizer steps
-            that the policy had taken when it drew the rollout.
+            that the policy had taken when it drew the rollout, and no max_steps.
 
     Returns:
-        `Scores` on the rollout's device.
+        `Scores` on the rollout's device. `extra["failures/NAME"]` says what went wrong in which row;
+        `metrics["rewards/NAME/errors"]` and `.../timeouts` are shares of the completions.
 
     Raises:
-        ValueError: no function, wrong number of weights, a bad clip range; a function that returns another number of
-            rewards than there are completions, or one that is infinite.
+        ValueError: no function, wrong number of weights, a bad limit or clip range; a function that returns another
+            number of rewards than there are completions, or one that is infinite.
         TypeError: a function that returns something else than numbers, bools or None. Both name the function and row.
-        RuntimeError: a reward function failed; the original exception is its cause.
+        RuntimeError: a reward function failed; its name, the completion on which it fails, and the original exception
+            as the cause.
 
     Example:
         def short(completions, **kwargs):
             return [-len(text) for text in completions]
 
-        scores = rl.score(rollout, [correct, short], weights=[1.0, 0.01])
+        scores = rl.score(rollout, [correct, short], weights=[1.0, 0.01], timeout={"correct": 5.0})
     """
-    functions = list(reward_funcs) if isinstance(reward_funcs, Sequence) else [reward_funcs]
-    if not functions:
-        raise ValueError("score: expected at least one reward function, got an empty list.")
+    functions = _functions(reward_funcs)
     names = unique_names(functions)
-    if weights is None:
-        weights = [1.0] * len(functions)
-    if not isinstance(weights, Sequence):
-        raise TypeError(f"score: weights must be a list with one number per reward function, got {weights!r}.")
-    if len(weights) != len(functions):
-        raise ValueError(
-            f"score: expected one weight per reward function ({len(functions)}: {list(names)}), got {len(weights)}."
-        )
-    if not all(math.isfinite(weight) for weight in weights):
-        raise ValueError(f"score: weights must be finite numbers, got {list(weights)}.")
+    weight = _weights(weights, names)
     if clip_range is not None and (None in clip_range or not clip_range[0] < clip_range[1]):
         raise ValueError(
             f"score: clip_range must be (low, high) with low < high, got {clip_range}; float('-inf') and "
             "float('inf') leave a side open."
         )
+    limits = _limits(functions, names, timeout, on_timeout, on_error, memory)
+    offer = Offer(rollout, StepState(global_step=rollout.policy_version) if state is None else state)
+    jobs = [_job(*each, offer) for each in zip(functions, names, limits, strict=True)]
+    # A process without a share of the step calls nothing.
+    outcomes = run_all(jobs) if len(rollout) else [Outcome(job) for job in jobs]
 
-    log = _RewardLog(len(rollout))
-    state = StepState(global_step=rollout.policy_version) if state is None else state
-    parts = torch.empty(len(rollout), len(functions), dtype=torch.float32)
-    for k, (function, name) in enumerate(zip(functions, names, strict=True)):
-        parts[:, k] = torch.tensor(
-            _call(function, name, _arguments(rollout, state, log), len(rollout)), dtype=torch.float32
-        )
-    weight = torch.tensor(list(weights), dtype=torch.float32)
+    parts = torch.tensor([outcome.values for outcome in outcomes], dtype=torch.float32).T.contiguous()
     reward = weighted_sum(parts, weight)
     if clip_range is not None:
         reward = reward.clamp(*clip_range)
+    for outcome in outcomes:
+        outcome.report()
     _warn_about_unscored(reward, rollout)
     device = rollout.completion_ids.device
     return Scores(
@@ -125,8 +110,8 @@ def score(
         weights=weight.to(device),
         reward=reward.to(device),
         group_id=rollout.group_id,
-        extra=log.columns(),
-        metrics=log.averages(),
+        extra=_columns(outcomes),
+        metrics=_numbers(outcomes),
     )
 
 
@@ -144,144 +129,90 @@ def weighted_sum(parts: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     return torch.where((parts.isnan() | (weights == 0)).all(-1), math.nan, total)
 
 
-def unique_names(functions: Sequence[Any]) -> tuple[str, ...]:
-    """Readable, unique names of reward functions: the function's own, numbered where two are alike."""
-    names: list[str] = []
-    taken: set[str] = set()
-    for function in functions:
-        inner = function
-        while hasattr(inner, "func"):  # functools.partial
-            inner = inner.func
-        name = getattr(inner, "__name__", type(inner).__name__)
-        if name == "<lambda>":
-            name = "lambda"
-        unique, number = name, 1
-        while unique in taken:
-            number += 1
-            unique = f"{name}_{number}"
-        taken.add(unique)
-        names.append(unique)
-    return tuple(names)
+def _functions(reward_funcs: Any) -> list[Any]:
+    single = isinstance(reward_funcs, (str, nn.Module)) or not isinstance(reward_funcs, Sequence)
+    functions = [reward_funcs] if single else list(reward_funcs)
+    if not functions:
+        raise ValueError("score: expected at least one reward function, got an empty list.")
+    for place, function in enumerate(functions):
+        if isinstance(function, (str, os.PathLike, nn.Module)):
+            functions[place] = as_reward_model(function)
+        elif isinstance(function, type):
+            raise TypeError(f"score: {function.__name__} is a class; pass an object of it, {function.__name__}().")
+        elif not callable(function):
+            raise TypeError(f"score: expected a reward function, got {type(function).__name__}: {function!r}.")
+    return functions
 
 
-def _arguments(rollout: Rollout, state: Any, log: "_RewardLog") -> dict[str, Any]:
-    """What a function is offered, as its own copies: what it does to them reaches nobody else."""
-    lengths = rollout.lengths.tolist()
-    ids = rollout.completion_ids.tolist()
-    columns = {name: _own(values) for name, values in rollout.columns.items() if name not in NOT_COLUMNS}
-    return {
-        **columns,
-        "prompts": _own(rollout.prompts),
-        "completions": _own(rollout.completions),
-        "completion_ids": [row[:length] for row, length in zip(ids, lengths, strict=True)],
-        "trainer_state": state,
-        "log_extra": log.extra,
-        "log_metric": log.metric,
-    }
-
-
-def _own(values: Sequence[Any]) -> list[Any]:
-    return [copy.deepcopy(value) if isinstance(value, (list, dict)) else value for value in values]
-
-
-def _accepted(function: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments that a function accepts by name."""
-    try:
-        parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):  # built-ins without a signature
-        return dict(arguments)
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
-        return dict(arguments)
-    accepted = {parameter.name for parameter in parameters if parameter.kind is not parameter.POSITIONAL_ONLY}
-    return {name: value for name, value in arguments.items() if name in accepted}
-
-
-def _call(function: Any, name: str, arguments: Mapping[str, Any], count: int) -> list[float]:
-    if count == 0:  # this process has no share of the step
-        return []
-    if not callable(function):
-        raise TypeError(f"score: expected a reward function, got {type(function).__name__}: {function!r}.")
-    if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None)):  # noqa: B004
-        raise TypeError(
-            f"score: reward function {name!r} is async; async rewards are not supported yet. Make it a plain def."
-        )
-    accepted = _accepted(function, arguments)
-    try:
-        returned = function(**accepted)
-    except Exception as error:
-        missing = ""
-        if isinstance(error, TypeError) and "argument" in str(error):
-            missing = f" It was offered: {', '.join(sorted(arguments))}."
-        raise RuntimeError(
-            f"score: reward function {name!r} failed with {type(error).__name__}: {error}.{missing}"
-        ) from error
-    return [_number(value, name, row) for row, value in enumerate(_as_list(returned, name, count))]
-
-
-def _as_list(returned: Any, name: str, count: int) -> list[Any]:
-    expected = f"score: reward function {name!r} must return {count} rewards, one number or None per completion"
-    if isinstance(returned, torch.Tensor) or type(returned).__module__ == "numpy":
-        if returned.ndim != 1:
-            raise ValueError(f"{expected}; got an array of shape {tuple(returned.shape)}. Flatten it to one axis.")
-        returned = returned.tolist()
-    if isinstance(returned, (str, bytes, Mapping)) or not isinstance(returned, Sequence):
-        raise TypeError(f"{expected}; got {type(returned).__name__}: {str(returned)[:80]!r}.")
-    if len(returned) != count:
-        raise ValueError(f"{expected}; got {len(returned)}.")
-    return list(returned)
-
-
-def _number(value: Any, name: str, row: int) -> float:
-    if value is None:
-        return math.nan
-    if (isinstance(value, torch.Tensor) or type(value).__module__ == "numpy") and value.ndim == 0:
-        value = value.item()
-    if not isinstance(value, numbers.Real):
-        raise TypeError(
-            f"score: reward function {name!r} returned {type(value).__name__} {str(value)[:60]!r} for completion "
-            f"{row}; expected a number, a bool or None."
-        )
-    try:
-        number = float(value)
-    except OverflowError:
-        number = math.inf
-    if abs(number) > torch.finfo(torch.float32).max:
+def _weights(weights: Sequence[float] | None, names: Sequence[str]) -> torch.Tensor:
+    if weights is None:
+        weights = [1.0] * len(names)
+    if not isinstance(weights, Sequence):
+        raise TypeError(f"score: weights must be a list with one number per reward function, got {weights!r}.")
+    if len(weights) != len(names):
         raise ValueError(
-            f"score: reward function {name!r} returned {number} for completion {row}; rewards must be finite."
+            f"score: expected one weight per reward function ({len(names)}: {list(names)}), got {len(weights)}."
         )
-    return number
+    if not all(math.isfinite(weight) for weight in weights):
+        raise ValueError(f"score: weights must be finite numbers, got {list(weights)}.")
+    return torch.tensor(list(weights), dtype=torch.float32)
 
 
-class _RewardLog:
-    """Collects what reward functions log beside their rewards."""
+def _limits(
+    functions: Sequence[Any],
+    names: Sequence[str],
+    timeout: float | Mapping[str, float] | None,
+    on_timeout: float | None,
+    on_error: OnError,
+    memory: int | None,
+) -> list[Limits]:
+    """The limits of each function; those of a reward model are none."""
+    models = {name for name, function in zip(names, functions, strict=True) if isinstance(function, RewardModel)}
+    by_name = timeout if isinstance(timeout, Mapping) else dict.fromkeys(set(names) - models, timeout)
+    unknown = by_name.keys() - (set(names) - models)
+    if unknown:
+        raise ValueError(
+            f"score: timeout names {sorted(unknown)}, but the functions that can have one are "
+            f"{[name for name in names if name not in models]}."
+        )
+    for seconds in by_name.values():
+        if seconds is not None and not (seconds > 0 and math.isfinite(seconds)):
+            raise ValueError(f"score: timeout must be seconds above 0 or None, got {seconds}.")
+    if on_timeout is not None and not math.isfinite(on_timeout):
+        raise ValueError(f"score: on_timeout must be a finite reward or None, got {on_timeout}.")
+    if on_error not in ("raise", "none"):
+        raise ValueError(f"score: on_error must be 'raise' or 'none', got {on_error!r}.")
+    if memory is not None and memory <= 0:
+        raise ValueError(f"score: memory must be bytes above 0 or None, got {memory}.")
+    return [Limits(by_name.get(name), on_timeout, on_error, memory if name not in models else None) for name in names]
 
-    def __init__(self, count: int) -> None:
-        self._count = count
-        self._columns: dict[str, tuple[Any, ...]] = {}
-        self._numbers: dict[str, list[float]] = {}
 
-    def extra(self, column: str, values: Sequence[Any]) -> None:
-        """`log_extra`: a further column of the completions table."""
-        if column in ("group_id", "reward") or column.startswith("rewards/"):
-            raise ValueError(f"log_extra({column!r}): the table has a column of that name; choose another one.")
-        if len(values) != self._count:
-            raise ValueError(
-                f"log_extra({column!r}): expected {self._count} values, one per completion, got {len(values)}."
-            )
-        self._columns[column] = tuple(values)
+def _job(function: Any, name: str, limits: Limits, offer: Offer) -> Job:
+    try:
+        takes = accepted(function, offer.names)
+    except TypeError as error:
+        offered = ", ".join(sorted(offer.names))
+        raise RuntimeError(
+            f"score: reward function {name!r} failed with TypeError: {error}. It was offered: {offered}."
+        ) from error
+    return Job(function, name, takes, offer, limits)
 
-    def metric(self, name: str, value: float) -> None:
-        """`log_metric`: a number for the log, averaged over the calls of the step."""
-        with contextlib.suppress(KeyError):
-            describe(name)
-            raise ValueError(f"log_metric({name!r}): rlkit measures a metric of that name; choose another one.")
-        self._numbers.setdefault(name, []).append(float(value))
 
-    def columns(self) -> dict[str, tuple[Any, ...]]:
-        return self._columns
+def _columns(outcomes: Sequence[Outcome]) -> dict[str, tuple[Any, ...]]:
+    columns = {name: tuple(values) for outcome in outcomes for name, values in outcome.log.columns.items()}
+    failures = {f"failures/{outcome.job.name}": tuple(outcome.failures()) for outcome in outcomes}
+    return columns | {name: texts for name, texts in failures.items() if any(texts)}
 
-    def averages(self) -> dict[str, float]:
-        return {name: sum(values) / len(values) for name, values in self._numbers.items()}
+
+def _numbers(outcomes: Sequence[Outcome]) -> dict[str, float]:
+    logged: dict[str, list[float]] = {}
+    for outcome in outcomes:
+        for name, values in outcome.log.numbers.items():
+            logged.setdefault(name, []).extend(values)
+    numbers = {name: sum(values) / len(values) for name, values in logged.items()}
+    for outcome in outcomes:
+        numbers |= outcome.metrics()
+    return numbers
 
 
 def _warn_about_unscored(reward: torch.Tensor, rollout: Rollout) -> None:

@@ -189,16 +189,19 @@ def check_vstar(checkpoint: Path, table: Any) -> None:
 
 
 def newest(folder: Path) -> Path | None:
-    """The newest whole checkpoint of a `ckpt` folder, or None."""
+    """The newest checkpoint of a `ckpt` folder, or None. Only looks; `mend` it before it is loaded."""
     pointer = folder / "latest"
-    if not pointer.exists():
-        return None
-    found = folder / pointer.read_text(encoding="utf-8").strip()
-    # A process that was killed while it wrote a checkpoint of that name again left the new one, the old one, or both.
-    for other in (folder / f"{found.name}.partial", folder / f"{found.name}.old.partial"):
-        if collectives.rank() == 0 and not found.exists() and (other / "run.json").exists():
+    return folder / pointer.read_text(encoding="utf-8").strip() if pointer.exists() else None
+
+
+def mend(found: Path) -> None:
+    """Give a checkpoint its name back, by the main process of the run that holds the folder's lock.
+
+    A process that was killed while it wrote a checkpoint of that name again left the new one, the old one, or both.
+    """
+    for other in (found.with_name(f"{found.name}.partial"), found.with_name(f"{found.name}.old.partial")):
+        if not found.exists() and (other / "run.json").exists():
             os.replace(other, found)
-    return found
 
 
 def _state(tracked: Tracked) -> dict[str, Any]:

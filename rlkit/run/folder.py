@@ -1,9 +1,11 @@
 """The files of a run: append-only and readable while they are written.
 
-config.json     parameters and versions
+config.json     parameters, versions, git commit, notebook or script
 metrics.jsonl   one JSON object per step; repeats bit for bit with the same seed on a CPU
 timings.jsonl   wall times, which never repeat, kept apart
-state.json      where the run stands: last step, position in the data, why it ended
+state.json      where the run stands: step, position in the data, declared numbers, whether it runs, why it ended
+commands.jsonl  what the loop was told to do while it ran
+rollouts/       the completions of the steps, in Parquet (rlkit/run/rollouts.py)
 """
 
 import contextlib
@@ -12,10 +14,13 @@ import json
 import os
 import platform
 import socket
+import time
 from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
+
+from rlkit.run.lines import read_json
 
 PACKAGES = ("rlkit-llm", "torch", "transformers", "trl", "datasets", "numpy")
 
@@ -42,20 +47,47 @@ def numbered_folders(path: Path) -> list[Path]:
 
 
 def lock(folder: Path) -> None:
-    """Claim a folder for this process.
+    """Claim a folder for this process; of several that try at once, one succeeds.
 
     Raises:
         RuntimeError: another process that still lives works on it.
     """
     file, mine = folder / "lock", {"host": socket.gethostname(), "pid": os.getpid()}
-    with contextlib.suppress(FileNotFoundError, ValueError):
-        other = json.loads(file.read_text(encoding="utf-8"))
-        if other != mine and (other["host"] != mine["host"] or _lives(other["pid"])):
+    text = json.dumps(mine) + "\n"
+    while True:
+        with contextlib.suppress(FileExistsError):
+            handle = os.open(file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
+            with os.fdopen(handle, "w", encoding="utf-8") as new:
+                new.write(text)
+            return
+        other = _owner(file)
+        if other == mine:
+            return
+        if other is not None and (other["host"] != mine["host"] or lives(other["pid"])):
             raise RuntimeError(
                 f"Run: {folder} is in use by process {other['pid']} on {other['host']}. Wait for it, stop it, or "
                 f"choose another folder; if that process is gone, delete {file}."
             )
-    write_json(file, mine)
+        # Its process is gone. Moved aside before it is deleted: what another process has put there meanwhile goes back.
+        aside = folder / f"lock.{mine['host']}-{mine['pid']}"
+        with contextlib.suppress(FileNotFoundError):
+            os.rename(file, aside)
+            if _owner(aside) == other:
+                aside.unlink()
+            else:
+                os.rename(aside, file)
+
+
+def _owner(file: Path) -> dict[str, Any] | None:
+    """Who a lock belongs to; None if it says nothing, also not after the moment that writing it takes."""
+    for _ in range(20):
+        found = read_json(file)
+        if found is not None and {"host", "pid"} <= found.keys():
+            return found
+        if not file.exists():
+            return None
+        time.sleep(0.05)
+    return None
 
 
 def unlock(folder: Path) -> None:
@@ -66,7 +98,8 @@ def unlock(folder: Path) -> None:
             file.unlink()
 
 
-def _lives(pid: int) -> bool:
+def lives(pid: int) -> bool:
+    """True if there is such a process on this machine."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

@@ -1,16 +1,14 @@
 """Run: `steps` drives the loop, `log` measures and writes, `save` and `resume` carry it over a restart.
 
 `steps` is the only place that waits, stops or saves. Ctrl-C (the notebook's interrupt button) lets the current step
-finish and then ends the loop with everything on disk and the kernel usable; a second Ctrl-C stops at once. With several
-processes every one runs the same loop, and the main one writes.
+finish and then ends the loop with everything on disk and the kernel usable; a second Ctrl-C stops at once. Other cells,
+the view and `rlkit ctl` send commands. With several processes every one runs the same loop, and the main one writes.
 """
 
 import atexit
-import contextlib
 import os
-import sys
-import time
-from collections.abc import Iterator, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,22 +18,24 @@ from torch import Tensor
 
 from rlkit import collectives
 from rlkit.metrics import for_json
+from rlkit.rank_log import move_output_to
+from rlkit.rewards.monitor import Monitor
 from rlkit.rollout import Rollout, Scores, Update
 from rlkit.run import checkpoint
-from rlkit.run.folder import (
-    append_line,
-    cut_lines,
-    fresh_folder,
-    lock,
-    numbered_folders,
-    read_lines,
-    unlock,
-    versions,
-    write_json,
-)
+from rlkit.run.background import Background, runs_in_place
+from rlkit.run.console import Console
+from rlkit.run.controls import Order, send
+from rlkit.run.folder import append_line, fresh_folder, lock, read_lines, unlock, versions, write_json
+from rlkit.run.keeper import Keeper, cut_back
+from rlkit.run.knobs import Bounds, Knobs, Numbers
+from rlkit.run.loop import Loop
 from rlkit.run.measure import Counters, format_line, measure
+from rlkit.run.origin import origin
 from rlkit.run.plot import plot_metrics
+from rlkit.run.reader import RunReader
+from rlkit.run.rollouts import RolloutWriter
 from rlkit.run.settings import current
+from rlkit.run.sinks import Sinks, Target
 from rlkit.run.stopping import StopFlag
 
 if TYPE_CHECKING:
@@ -54,31 +54,79 @@ class Run:
     Args:
         path: folder, made if needed.
         config: parameters to keep in `config.json`.
+        rollouts_every: keep the rollout of every so many steps in `rollouts/`; None keeps none.
+        rollouts_limit: bytes that `rollouts/` may take. Beyond them steps are dropped: the first, the last and evenly
+            spread ones between them stay.
+        report_to: "wandb", "trackio" or both: where the numbers of each step go as well; `report_to` sets more.
+        log_completions: send them a table of completions too.
 
     Attributes:
         step: the step that the loop is in, or the number of finished steps.
-        stopped: why the loop ended: "done", "interrupted", "preempted" (a signal), "exhausted" (no prompts), "left"
-            (break or an error), or None while it runs.
+        stopped: why the loop ended: "done", "interrupted", "stopped" (a command), "preempted" (a signal), "exhausted"
+            (no prompts), "left" (break or an error), or None while it runs.
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, config: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        config: Mapping[str, Any] | None = None,
+        rollouts_every: int | None = 1,
+        rollouts_limit: int = 2**30,
+        report_to: str | Sequence[str] = (),
+        log_completions: bool = False,
+    ) -> None:
         self._wanted = current.folder_for(Path(path))
         self._folder: Path | None = None
         self._config = dict(config or {})
         self.step = 0
         self.max_steps: int | None = None
         self.stopped: str | None = None
-        self._flag = StopFlag(self._say)
+        self._console = Console()
+        self._flag = StopFlag(self._console.say)
+        self._keeper = Keeper()
         self._counters = Counters()
         self._every: int | None = None
-        self._bar: Any = None
-        self._started = 0.0
         self._logged_step: int | None = None
         self._last: dict[str, Any] = {}
-        self._tracked: checkpoint.Tracked | None = None
-        self._prompts: Any = None
-        self._vstar: Any = None
         self._resumed = False
+        self._numbers = Numbers()
+        self._thread: int | None = None  # in which a loop runs
+        self._started = False
+        self._background: Background | None = None
+        self._monitor = Monitor()
+        self._rollouts = RolloutWriter(rollouts_every, rollouts_limit)
+        self._reader: RunReader | None = None
+        self._sinks = Sinks()
+        for kind in (report_to,) if isinstance(report_to, str) else report_to:
+            self.report_to(kind, log_completions=log_completions)
+
+    @staticmethod
+    def open(path: str | os.PathLike[str]) -> RunReader:
+        """Read the folder of a run, of this process or another, finished or not; see `RunReader`.
+
+        Raises:
+            FileNotFoundError: there is no run in that folder.
+        """
+        return RunReader(path)
+
+    def report_to(
+        self, kind: str, *, project: str | None = None, name: str | None = None, log_completions: bool = False
+    ) -> None:
+        """Send the numbers of each step on to a tracker too. A tracker that fails never stops the training.
+
+        Args:
+            kind: "wandb" or "trackio". Their own environment variables (WANDB_MODE, TRACKIO_DIR ...) are heeded.
+            project: name of the project; else WANDB_PROJECT or TRACKIO_PROJECT, else "rlkit".
+            name: of the run; else that of its folder.
+            log_completions: send a table of the first completions too, with TRL's columns, for the steps whose rollout
+                is kept.
+
+        Raises:
+            ValueError: no such tracker, or asked for twice.
+            ImportError: its package is not installed.
+        """
+        self._sinks.add(Target(kind, project, name, log_completions))
 
     @property
     def path(self) -> Path:
@@ -90,19 +138,24 @@ class Run:
             if folder != self._wanted:
                 print(f"rlkit: {self._wanted} is not empty, writing to {folder}")
             if collectives.rank() == 0:
-                settings: dict[str, Any] = {"parameters": current.parameters | self._config, "versions": versions()}
-                if current.script:
-                    settings["script"] = current.script | {"processes": collectives.size()}
-                write_json(folder / "config.json", settings)
+                write_json(folder / "config.json", self._settings())
                 (folder / "metrics.jsonl").touch()
             self._open(folder)
             return folder
         return self._folder
 
+    def _settings(self) -> dict[str, Any]:
+        """What config.json says."""
+        found = origin()
+        script = {"script": {**current.script, "processes": collectives.size()}} if current.script else {}
+        parameters = {**found.pop("parameters", {}), **current.parameters, **self._config}
+        return {"parameters": parameters, "versions": versions(), **found, **script}
+
     def _open(self, folder: Path) -> None:
         if collectives.rank() == 0:
             lock(folder)
             atexit.register(unlock, folder)
+        move_output_to(folder)
         self._folder = current.folder = folder
 
     def _found(self) -> Path | None:
@@ -140,10 +193,7 @@ class Run:
             keep: newest checkpoints that stay, at least 1.
             best: name of a metric whose best checkpoint stays as well ("reward"); larger is better.
         """
-        if keep < 1:
-            raise ValueError(f"run.track: keep must be at least 1, got {keep}.")
-        self._tracked = checkpoint.Tracked(policy, optimizer, scheduler, current.keep or keep, best)
-        self._prompts, self._vstar = prompts, vstar
+        self._keeper.track(policy, optimizer, scheduler, prompts, vstar, keep, best)
 
     def save(self) -> Path:
         """Write a checkpoint of the finished steps; every process calls it.
@@ -151,20 +201,14 @@ class Run:
         Raises:
             RuntimeError: nothing is tracked.
         """
-        tracked = self._need_tracked("run.save")
-        table = self.path / "vstar.pt"
-        if self._vstar is not None and collectives.rank() == 0 and not table.exists():
-            self._vstar.save(table)
         counters = {
             "step": self.step,
             "logged_step": self._logged_step,
             "tokens": self._counters.tokens,
             "reward_calls": self._counters.reward_calls,
-            "prompts": self._prompts.state_dict() if self._prompts is not None else None,
-            "vstar": self._vstar.digest if self._vstar is not None else None,
+            "numbers": self._numbers.state(),
         }
-        score = self._last.get(tracked.best) if tracked.best else None
-        return checkpoint.save(self.path / "ckpt", tracked, counters, score)
+        return self._keeper.save(self.path, counters, self._last)
 
     def resume(self, source: str | os.PathLike[str] = "auto") -> int:
         """Go on from a checkpoint: weights, optimizer, scheduler, random states, position in the data, step, log.
@@ -185,40 +229,25 @@ class Run:
                 belongs to another model or another table of V*.
             FileNotFoundError: the named checkpoint is not whole.
         """
-        tracked = self._need_tracked("run.resume")
+        self._keeper.need("run.resume")
         if self._logged_step is not None or self.step:
             raise RuntimeError("run.resume: this run has begun; call resume before the loop.")
-        source = current.resume or source
         self._resumed = True
-        if source == "none":
-            return 0
-        found: Path | None = Path(source)
-        if source == "auto":  # a run that died before its first checkpoint left a folder in which there is none
-            known = (checkpoint.newest(folder / "ckpt") for folder in numbered_folders(self._wanted))
-            found = next((path for path in known if path is not None), None)
-        found = collectives.from_main(found)
+        source = current.resume or source
+        found = self._keeper.find(self._wanted, source)
         if found is None:
             return 0
         if self._folder is None and (source == "auto" or found.parent.parent.resolve() == self._wanted.resolve()):
             self._open(found.parent.parent)
-        checkpoint.check_vstar(found, self._vstar)
-        counters = checkpoint.load(found, tracked)
+        mine = self._folder is not None and found.parent.parent.resolve() == self._folder.resolve()
+        counters = self._keeper.load(found, mine=mine)
+        for note in self._numbers.restore(counters.get("numbers", {})):
+            print(note)
         self.step, self._logged_step = counters["step"], counters["logged_step"]
         self._counters = Counters(counters["tokens"], counters["reward_calls"])
-        if self._prompts is not None and counters["prompts"] is not None:
-            self._prompts.load_state_dict(counters["prompts"])
-        if collectives.rank() == 0:
-            for name in ("metrics.jsonl", "timings.jsonl"):
-                cut_lines(self.path / name, self.step)
-            (self.path / "STOPPED").unlink(missing_ok=True)
-        collectives.barrier()
+        cut_back(self.path, self.step)
         print(f"rlkit: resumed {self.path} at step {self.step}")
         return self.step
-
-    def _need_tracked(self, where: str) -> checkpoint.Tracked:
-        if self._tracked is None:
-            raise RuntimeError(f"{where}: nothing is tracked; call run.track(policy, optimizer) first.")
-        return self._tracked
 
     def steps(
         self, prompts: Any, max_steps: int, *, save_every: int | None = None, progress: bool | None = None
@@ -238,105 +267,123 @@ class Run:
 
         Raises:
             ValueError: max_steps or save_every below 1.
-            RuntimeError: save_every, and nothing is tracked.
+            RuntimeError: save_every, and nothing is tracked; or a loop of this run is going in the background.
             KeyboardInterrupt: on a second Ctrl-C within one step.
             SystemExit: after SIGTERM or SIGUSR1, when the step is done, the checkpoint saved and STOPPED written.
         """
+        if self._background is not None and self._background.alive and not self._background.is_current:
+            raise RuntimeError("run.steps: a loop of this run is going in the background; run.wait() waits for it.")
         max_steps, save_every = current.max_steps or max_steps, current.save_every or save_every
         if max_steps < 1:
             raise ValueError(f"run.steps: max_steps must be at least 1, got {max_steps}.")
         if save_every is not None:
             if save_every < 1:
                 raise ValueError(f"run.steps: save_every must be at least 1 or None, got {save_every}.")
-            self._need_tracked("run.steps(save_every=...)")
-        if self._tracked is not None and self._prompts is None and hasattr(prompts, "state_dict"):
-            self._prompts = prompts
+            self._keeper.need("run.steps(save_every=...)")
+        if self._keeper.tracked is not None and self._keeper.prompts is None and hasattr(prompts, "state_dict"):
+            self._keeper.prompts = prompts
         if current.resume and not self._resumed and not self.step:
             self.resume()
         if self.step >= max_steps:
             print(f"rlkit: all {max_steps} steps are done; raise max_steps, or make a new Run, for more")
-        self.max_steps, self.stopped, self._flag.reason = max_steps, None, None
-        if collectives.is_many():
-            _ = self.path  # chosen together: an error in the loop closes this generator on one process only
-        stream = iter(prompts)
-        with self._flag.listening(), self._progress_bar(max_steps, progress):
-            while self.step < max_steps and self.stopped is None:
-                position = prompts.state_dict() if hasattr(prompts, "state_dict") else None
-                try:
-                    batch = next(stream)
-                except StopIteration:
-                    self.stopped = "exhausted"
-                    break
-                self._started = time.perf_counter()
-                try:
-                    yield self.step, batch
-                except GeneratorExit:  # the loop was left by break or by an error
-                    self.stopped = "left"
-                    if self._logged_step == self.step:  # all of the step was done
-                        self._finish_step(prompts)
-                    elif position is not None:  # the step will be repeated, with its own prompts
-                        prompts.load_state_dict(position)
-                    self._save_state(prompts)
-                    raise
-                self._finish_step(prompts)
-                if self.step < max_steps:
-                    self.stopped = self._agreed_reason()
-                    if self.stopped is None and save_every and self.step % save_every == 0:
-                        self.save()
-            self.stopped = self.stopped or "done"
-            self._save_state(prompts)
-            if self._tracked is not None:
-                self.save()
-        if self.stopped in ("interrupted", "preempted"):
-            what = "everything is" if self._tracked else "the log is (weights were not saved: no run.track)"
-            print(f"rlkit: stopped after step {self.step - 1} of {max_steps}; {what} in {self.path}")
-        if self.stopped == "preempted":
-            if collectives.rank() == 0:
-                (self.path / "STOPPED").write_text(f"{self.step}\n", encoding="utf-8")
-            collectives.barrier()
-            raise SystemExit(0)
+        yield from Loop(self, prompts, save_every).steps(max_steps, progress)
 
-    def _agreed_reason(self) -> str | None:
-        """Why to stop now, the same on every process: a signal may have reached one of them only."""
-        reasons = [reason for reason in collectives.gather(self._flag.reason) if reason]
-        return "preempted" if "preempted" in reasons else reasons[0] if reasons else None
+    def knobs(self, *, bounds: Mapping[str, Bounds] | None = None, **declared: Any) -> Knobs:
+        """Declare the numbers of the loop that may be changed while it runs.
 
-    def _finish_step(self, prompts: Any) -> None:
-        seconds = time.perf_counter() - self._started
-        self._append("timings.jsonl", {"step": self.step, "step_time": seconds})
-        self.step += 1
-        self._save_state(prompts)
-        if self._bar is not None:
-            self._bar.update()
+        They are the attributes of what is returned. A change from outside (`control("set", ...)`, the view, `rlkit ctl
+        runs/x set beta 0.1`) is taken between two steps. Each number is logged with every step as `knobs/NAME`; a
+        changed one outlives save and resume, unless the loop that resumes declares another value than before.
+
+        Args:
+            bounds: lowest and highest value by name, each or both may be None: `{"beta": (0, 1)}`.
+            **declared: names and values: a float, a whole number (which stays one), or an optimizer, whose learning
+                rate it is then; where there is a scheduler give the scheduler, and the number is the rate that the
+                schedule is built on.
+
+        Returns:
+            The numbers, as attributes.
+
+        Raises:
+            TypeError: a value that is neither.
+            ValueError: not finite, out of bounds, bounds without a number, or an optimizer that has a scheduler.
+
+        Example:
+            knobs = run.knobs(beta=0.02, learning_rate=optimizer, bounds={"beta": (0, 1)})
+            ... rl.compute_loo_advantage(scores, kl=kl, beta=knobs.beta)
+        """
+        for note in self._numbers.declare(declared, bounds or {}):
+            print(note)
+        return Knobs(self._numbers, self._turn)
+
+    def _turn(self, name: str, value: Any) -> None:
+        """Assigning a knob: from another thread than the loop's it waits for the end of the step, as a command."""
+        if self._thread not in (None, threading.get_ident()):
+            self.control("set", name=name, value=value)
+        else:
+            self._numbers.set(name, value)
+
+    def control(self, order: Order, *, name: str | None = None, value: float | None = None) -> None:
+        """Tell this run's loop what to do when its step is done: from another cell, or from the loop's own body.
+
+        Args:
+            order: "pause", "resume", "stop" (everything is saved, as by the interrupt button), "save" or "set".
+            name: of a number of `knobs`, for "set".
+            value: its new value.
+
+        Raises:
+            FileNotFoundError, RuntimeError, ValueError, TypeError: as `rlkit.run.controls.send`, which other processes
+                use; the command line is `rlkit ctl`.
+        """
+        path = self.path
+        if collectives.rank() == 0:
+            send(path, order, name=name, value=value, by="run.control")
+
+    def start(self, loop: Callable[[], object]) -> None:
+        """Run a loop in the background: the cell returns, and buttons, sliders and other cells work meanwhile.
+
+            def loop():
+                for step, batch in run.steps(prompts, max_steps):
+                    ...
+            run.start(loop)
+
+        In a script it runs in place instead, and `start` returns when it is done. Torch's grad mode, default device and
+        autocast are those of the cell.
+
+        Args:
+            loop: the function; it takes no arguments.
+
+        Raises:
+            RuntimeError: a loop is going in the background already.
+            TypeError: the result of a function instead of the function.
+        """
+        if not callable(loop):
+            raise TypeError(f"run.start: expected a function without arguments, got {loop!r}. Write run.start(loop).")
+        name = str(self.path)
+        self._started = True
+        if runs_in_place():
+            loop()
+        else:
+            self._background = Background(loop, name, self._flag)
+            self._background.start()
+
+    def wait(self) -> None:
+        """Wait until the loop of `start` is done. The interrupt button ends that loop after its step, with everything
+        saved; a second time it gives the cell back at once, while the loop finishes its step.
+
+        Raises:
+            RuntimeError: nothing was started.
+            BaseException: what the loop raised.
+        """
+        if not self._started:
+            raise RuntimeError("run.wait: nothing was started; call run.start(loop) first.")
+        if self._background is not None:
+            self._background.wait()
 
     def _append(self, name: str, values: Mapping[str, Any]) -> None:
         path = self.path
         if collectives.rank() == 0:
             append_line(path / name, values)
-
-    def _save_state(self, prompts: Any) -> None:
-        path = self.path
-        if collectives.rank():
-            return
-        state: dict[str, Any] = {"step": self.step, "max_steps": self.max_steps, "stopped": self.stopped}
-        if hasattr(prompts, "state_dict"):
-            state["prompts"] = prompts.state_dict()
-        write_json(path / "state.json", state)
-
-    @contextlib.contextmanager
-    def _progress_bar(self, max_steps: int, show: bool | None) -> Iterator[None]:
-        if show is None:
-            show = "ipykernel" in sys.modules or sys.stderr.isatty()
-        if not show or collectives.rank():
-            yield
-            return
-        from tqdm.auto import tqdm
-
-        with tqdm(total=max_steps, initial=self.step, desc=self.path.name, unit="step", file=sys.stderr) as self._bar:
-            try:
-                yield
-            finally:
-                self._bar = None
 
     def log(
         self,
@@ -347,9 +394,10 @@ class Run:
         update: Update | None = None,
         *,
         ref_logps: Tensor | None = None,
+        new_logps: Tensor | None = None,
         **extra: Any,
     ) -> dict[str, int | float | None]:
-        """Measure a step and append the numbers to `metrics.jsonl`.
+        """Measure a step, append the numbers to `metrics.jsonl` and keep its rollout in `rollouts/`.
 
         Give what the step has; every record is optional. A step may be logged once.
 
@@ -360,6 +408,8 @@ class Run:
             advantages: their mean and spread.
             update: the update's metrics; of several updates on one rollout give the last one.
             ref_logps: log-probabilities of the reference, for the KL.
+            new_logps: (B,T) log-probabilities after the update, from `compute_logps(policy, rollout)`. They are kept
+                with the rollout only, where the token lens shows what the update did.
             **extra: further numbers by name; of a tensor, one value per row, the mean over what is not NaN.
 
         Returns:
@@ -373,11 +423,18 @@ class Run:
             raise ValueError(
                 f"run.log: step {step} comes after step {self._logged_step} was logged; log each step once."
             )
+        extra |= self._numbers.metrics()
         metrics, counters = measure(self._counters, rollout, scores, advantages, update, ref_logps, extra)
         line = {"step": step, **for_json(metrics)}
         self._append("metrics.jsonl", line)
         self._last = line
         self._logged_step, self._counters = step, counters
+        table = None
+        if rollout is not None:
+            table = self._rollouts.write(self.path, step, rollout, scores, advantages, update, ref_logps, new_logps)
+        self._sinks.log(self.path, line, table)
+        if collectives.rank() == 0:
+            self._monitor.update(line)
         if self._every is not None and collectives.rank() == 0 and step % self._every == 0:
             self._say(format_line(line))
         return line
@@ -387,10 +444,7 @@ class Run:
         self._counters = replace(self._counters, reward_calls=self._counters.reward_calls + calls)
 
     def _say(self, text: str) -> None:
-        if self._bar is None:
-            print(text, flush=True)
-        else:
-            self._bar.write(text)
+        self._console.say(text)
 
     @property
     def metrics(self) -> "pd.DataFrame":
@@ -398,6 +452,18 @@ class Run:
         import pandas as pd
 
         return pd.DataFrame(read_lines(self.path / "metrics.jsonl"))
+
+    @property
+    def reader(self) -> RunReader:
+        """The run's folder, for reading."""
+        if self._reader is None or self._reader.path != self.path:
+            self._reader = RunReader(self.path)
+        self._reader.refresh()
+        return self._reader
+
+    def rollouts(self, step: int | None = None) -> "pd.DataFrame":
+        """The completions of a step, or of all that were kept; see `RunReader.rollouts`."""
+        return self.reader.rollouts(step)
 
     def plot(self, *names: str) -> Any:
         """A plotly figure of metrics over the steps; the reward by default."""

@@ -2,19 +2,31 @@
 
 Ctrl-C (the notebook's interrupt button) and, in scripts, SIGTERM and SIGUSR1 (how clusters announce a preemption) only
 set a flag; `run.steps` looks at it when a step is done. A second Ctrl-C within a step stops at once.
+
+A handler runs in the middle of anything, also of a print, where another print would be an error: what it has to say is
+said by a thread (queue.SimpleQueue is safe to fill from a handler).
 """
 
 import contextlib
+import contextvars
+import os
+import queue
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from types import FrameType
 
 PREEMPTIONS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGUSR1") if hasattr(signal, name))
+SECOND_SECONDS = 3.0  # a cluster and a launcher may both pass on one signal
+_early: list[float] = []  # when preemptions came before the first step
 
 
 class StopFlag:
     """Remembers which signal came.
+
+    Args:
+        say: prints a line.
 
     Attributes:
         reason: None, "interrupted" or "preempted".
@@ -23,6 +35,7 @@ class StopFlag:
     def __init__(self, say: Callable[[str], None]) -> None:
         self.reason: str | None = None
         self._say = say
+        self._words: queue.SimpleQueue[str | None] = queue.SimpleQueue()
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
@@ -30,24 +43,69 @@ class StopFlag:
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        before = {signal.SIGINT: signal.signal(signal.SIGINT, self._on_interrupt)}
-        for number in PREEMPTIONS:
-            # A kernel or a test runner that has its own idea of SIGTERM keeps it.
-            if signal.getsignal(number) == signal.SIG_DFL:
-                before[number] = signal.signal(number, self._on_preemption)
+        with self._talking():
+            before = {signal.SIGINT: signal.signal(signal.SIGINT, self._on_interrupt)}
+            for number in PREEMPTIONS:
+                # A kernel or a test runner that has its own idea of SIGTERM keeps it.
+                if signal.getsignal(number) in (signal.SIG_DFL, _remember):
+                    signal.signal(number, self._on_preemption)
+                    before[number] = signal.SIG_DFL
+            if _early:
+                self.reason = "preempted"
+                _early.clear()
+            try:
+                yield
+            finally:
+                for number, handler in before.items():
+                    if signal.getsignal(number) in (self._on_interrupt, self._on_preemption):  # else another took over
+                        signal.signal(number, handler)
+
+    @contextlib.contextmanager
+    def _talking(self) -> Iterator[None]:
+        said = threading.Event()
+
+        def talk() -> None:
+            for text in iter(self._words.get, None):
+                self._say(text)
+            said.set()
+
+        # With this cell's context, by which a kernel knows where output belongs.
+        threading.Thread(target=contextvars.copy_context().run, args=(talk,), name="rlkit-talk", daemon=True).start()
         try:
             yield
         finally:
-            for number, handler in before.items():
-                if signal.getsignal(number) in (self._on_interrupt, self._on_preemption):  # else another loop took over
-                    signal.signal(number, handler)
+            self._words.put(None)
+            said.wait(timeout=5)
 
     def _on_interrupt(self, number: int, frame: FrameType | None) -> None:
         if self.reason is not None:
             raise KeyboardInterrupt
         self.reason = "interrupted"
-        self._say("rlkit: stopping after this step; interrupt again to stop at once")
+        self._words.put("rlkit: stopping after this step; interrupt again to stop at once")
 
     def _on_preemption(self, number: int, frame: FrameType | None) -> None:
         self.reason = "preempted"
-        self._say(f"rlkit: got {signal.Signals(number).name}, stopping after this step")
+        self._words.put(f"rlkit: got {signal.Signals(number).name}, stopping after this step")
+
+
+def expect_preemption() -> None:
+    """From now on a first SIGTERM or SIGUSR1 waits for the first `run.steps`, which saves; a second one ends at once.
+
+    For scripts: loading a model takes minutes, and a job that dies there is not started again.
+    """
+    if threading.current_thread() is threading.main_thread():
+        for number in PREEMPTIONS:
+            if signal.getsignal(number) == signal.SIG_DFL:
+                signal.signal(number, _remember)
+
+
+def _remember(number: int, frame: FrameType | None) -> None:
+    if _early and time.monotonic() - _early[0] > SECOND_SECONDS:
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+    if _early:
+        return
+    _early.append(time.monotonic())
+    with contextlib.suppress(OSError):
+        name = signal.Signals(number).name
+        os.write(2, f"rlkit: got {name}, stopping before the first step; once more to end at once\n".encode())

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from rlkit.rollout import Prompt, PromptBatch, Rollout, SamplingParams
 from rlkit.sampling.engine import Completion
+from rlkit.sampling.pieces import pieces_of
 
 if TYPE_CHECKING:
     from rlkit.policy import Policy
@@ -78,6 +79,7 @@ def assemble(
         sampling=params,
         policy_version=policy.version,
         engine=engine_name,
+        pieces=pieces_of(policy.tokenizer, completion_ids[completion_mask]),
     )
 
 
@@ -119,4 +121,5 @@ def join(rollouts: Sequence[Rollout], pad_id: int) -> Rollout:
         policy_version=kept[0].policy_version,
         engine=kept[0].engine,
         logp_recomputed=kept[0].logp_recomputed,
+        pieces={token: text for rollout in kept for token, text in rollout.pieces.items()},
     )

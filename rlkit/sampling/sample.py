@@ -19,6 +19,7 @@ from rlkit.sampling.engine import Completion, Engine, EngineError
 from rlkit.sampling.transformers_engine import TransformersEngine
 from rlkit.sampling_params import from_generation_kwargs
 from rlkit.strategies import gathered
+from rlkit.timing import phase
 
 if TYPE_CHECKING:
     from rlkit.policy import Policy
@@ -27,6 +28,7 @@ RECOMPUTED_ROWS = 64
 """Rows of one pass where the log-probabilities are recomputed."""
 
 
+@phase("sample")
 def sample(
     policy: "Policy | Engine",
     batch: PromptBatch | Sequence[Prompt | dict[str, Any]],
@@ -109,7 +111,7 @@ def sample(
         warnings.warn(
             "sample: top_p, top_k, min_p, repetition_penalty and regex draw from another distribution than that of the "
             "policy, so the completions are not on-policy. Log-probabilities are the policy's own, not the sampler's.",
-            stacklevel=2,
+            stacklevel=3,
         )
     if seed is None:
         seed = int(torch.randint(2**62, (), generator=generator))

@@ -14,12 +14,14 @@ from rlkit.rewards.score import RewardFunction, score
 from rlkit.rollout import PromptBatch, text_of
 from rlkit.sampling.engine import Engine
 from rlkit.sampling.sample import owner_and_engine, sample
+from rlkit.timing import phase
 from rlkit.vstar.table import ValueTable
 
 if TYPE_CHECKING:
     from rlkit.policy import Policy
 
 
+@phase("estimate_vstar")
 def estimate_vstar(
     policy: "Policy | Engine",
     dataset: Any,

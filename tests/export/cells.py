@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -70,11 +71,14 @@ def run_text(text: str, *arguments: str, name: str = "__main__") -> dict:
     """Execute a script's text in this process as `name`; returns its names."""
     names: dict = {"__name__": name, "__file__": "script.py", "__doc__": None}
     before, hook = sys.argv, sys.excepthook
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1)}
     sys.argv = ["script.py", *arguments]
     try:
         exec(compile(text, "script.py", "exec", dont_inherit=True), names)
     finally:
         sys.argv, sys.excepthook = before, hook
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
     return names
 
 

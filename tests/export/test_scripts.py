@@ -107,6 +107,13 @@ SAME = {
     "await in a nested def stays": [ASYNC, "async def g():\n    return await double(4)", "a = await g()"],
     "gather": [ASYNC, "a = await asyncio.gather(double(1), double(2))"],
     "await with other letters": [ASYNC, "ü = 'äöü'; a = (ü, await double(1))"],
+    "await below other letters": [ASYNC, "ü = 'äöü'\na = (ü, await double(1))"],
+    "default that a module is given": [
+        "import sys",
+        "sys.mine = 5",
+        "def f(x=sys.mine):\n    return x",
+        "y = f()\ndel sys.mine",
+    ],
     "one loop": [
         ASYNC + "e = asyncio.Event()\nasync def wait():\n    await asyncio.sleep(0)\n    e.set()",
         "await wait()",

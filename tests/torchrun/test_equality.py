@@ -3,13 +3,17 @@
 The same worker runs as plain `python` and under torchrun, with DDP and FSDP2, on the same global batches.
 """
 
+import numpy as np
 import pytest
 import torch
 from comparing import STRATEGIES, WEIGHTS, assert_close, assert_same_training
-from equality_worker import SCENARIOS, G
+from equality_worker import SCENARIOS, STEPS, G
 from parts import ROWS
 
 import rlkit as rl
+
+# Log-probabilities of the same tokens by weights that are WEIGHTS apart, and sums of them.
+ROLLOUTS = {"rtol": 1e-4, "atol": 1e-4}
 
 pytestmark = pytest.mark.torchrun
 
@@ -28,6 +32,21 @@ def together(request, launcher):
 def test_two_processes_train_as_one(alone, together, name):
     """Issue 3, point 2; B12, B13 and B26 across ranks; B42: ranks without a group, with fewer micro-batches."""
     assert_same_training(alone, together, name, together.folder.name.split("-")[0])
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_the_rollouts_of_two_processes_are_those_of_one(alone, together, name):
+    """One file a step, by the main process, with the rows of all (also where a rank has none) in their order."""
+    one, two = (rl.Run.open(launch.folder / f"run-{name}") for launch in (alone, together))
+    assert one.rollout_steps == two.rollout_steps == list(range(STEPS)) and two.notes == []
+    expected, found = one.rollouts(), two.rollouts()
+    assert list(found.columns) == list(expected.columns)
+    for column in expected:
+        for row, (value, other) in enumerate(zip(expected[column], found[column], strict=True)):
+            if isinstance(value, float) or getattr(value, "dtype", None) == np.float32:
+                np.testing.assert_allclose(other, value, **ROLLOUTS, err_msg=f"{column}, row {row}")
+            else:
+                np.testing.assert_array_equal(other, value, err_msg=f"{column}, row {row}")
 
 
 def test_the_scenarios_are_what_they_say(alone, together):

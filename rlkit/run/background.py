@@ -1,0 +1,157 @@
+"""A loop in a background thread, so that the cell returns and the notebook's buttons and other cells work meanwhile.
+
+The loop is the user's own function. It sees what the starting thread would have given it: context variables (by which a
+kernel knows the cell that output belongs to) and torch's settings that hold per thread. In a script nothing of this is
+needed: there the function runs in place, in the main thread, where signals arrive.
+
+A thread cannot be ended from outside, so every way to end it is the graceful one, between two steps.
+"""
+
+import atexit
+import contextlib
+import contextvars
+import sys
+import threading
+from collections.abc import Callable, Iterator
+
+import torch
+
+from rlkit import collectives
+from rlkit.run.settings import current
+from rlkit.run.stopping import StopFlag
+
+POLL_SECONDS = 0.2
+_alive: "list[Background]" = []  # at most one: two loops would draw from one random state, in an order of chance
+
+
+def runs_in_place() -> bool:
+    """True in scripts and under torchrun; False in a kernel."""
+    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    return getattr(shell, "kernel", None) is None or bool(current.script) or collectives.is_many()
+
+
+class Background:
+    """One function in a thread of its own.
+
+    Args:
+        function: the loop.
+        name: of the run, for messages.
+        flag: of the run; it ends the loop between two steps.
+
+    Raises:
+        RuntimeError: another loop is going in the background.
+    """
+
+    def __init__(self, function: Callable[[], object], name: str, flag: StopFlag) -> None:
+        if _alive:
+            raise RuntimeError(
+                f"run.start: the loop of {_alive[0].name} is going in the background. Wait for it with run.wait(), "
+                f'or end it with run.control("stop"), or in a shell: rlkit ctl {_alive[0].name} stop'
+            )
+        self.name: str = name
+        self._function, self._flag = function, flag
+        self._ended = threading.Event()
+        self._waiting = False
+        self._error: BaseException | None = None
+        state = same_torch_state()
+
+        def work() -> None:
+            try:
+                with state():
+                    self._function()
+            except BaseException as error:  # for wait(), where someone sees it
+                self._error = error
+                if not self._waiting:
+                    print(f"rlkit: the loop ended with {type(error).__name__}: {error}; run.wait() shows where")
+            finally:
+                _alive.remove(self)
+                self._ended.set()
+
+        # A daemon, since the interpreter would wait for another kind before it asks anyone to stop.
+        self._thread = threading.Thread(
+            target=contextvars.copy_context().run, args=(work,), name="rlkit-loop", daemon=True
+        )
+
+    def start(self) -> None:
+        """Begin, with the torch settings and context of the place where the object was made."""
+        self._flag.reason = None
+        _alive.append(self)
+        self._thread.start()
+
+    @property
+    def alive(self) -> bool:
+        """True until the function has returned."""
+        return not self._ended.is_set()
+
+    @property
+    def is_current(self) -> bool:
+        """True inside the function."""
+        return threading.current_thread() is self._thread
+
+    def wait(self) -> None:
+        """Block until the function has returned, and raise what it raised; see `Run.wait`.
+
+        Never `Thread.join`: interrupted, it takes a living thread for dead (CPython 3.9 to 3.12).
+        """
+        if self.is_current:
+            raise RuntimeError("run.wait: called inside the loop that it would wait for.")
+        self._waiting = True
+        try:
+            with self._flag.listening():
+                while not self._ended.wait(POLL_SECONDS):
+                    pass
+        finally:
+            self._waiting = False
+            if not self.alive:  # an interrupt that came too late for a step
+                self._flag.reason = None
+        if self._error is not None:
+            raise self._error
+
+    def stop(self) -> None:
+        """End it after its step, and wait for that."""
+        self._flag.reason = "interrupted"
+        while not self._ended.wait(POLL_SECONDS):
+            pass
+
+
+def same_torch_state() -> Callable[[], contextlib.AbstractContextManager[None]]:
+    """What torch keeps per thread, as it is here: grad mode, default device, autocast, current GPU.
+
+    Returns:
+        A context manager that sets all of it in another thread.
+    """
+    grad, inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
+    device = torch.get_default_device()
+    autocasts = [
+        (kind, torch.get_autocast_dtype(kind))
+        for kind in ("cpu", "cuda", "xpu", "mps")
+        if torch.is_autocast_enabled(kind)
+    ]
+    cache = torch.is_autocast_cache_enabled()
+    gpu = torch.cuda.current_device() if torch.cuda.is_initialized() else None
+
+    @contextlib.contextmanager
+    def same() -> Iterator[None]:
+        with contextlib.ExitStack() as stack:
+            if gpu is not None:
+                torch.cuda.set_device(gpu)
+            stack.enter_context(torch.inference_mode(inference))
+            stack.enter_context(torch.set_grad_enabled(grad))
+            if device.type != "cpu":  # as a mode it costs a little at every call of torch
+                stack.enter_context(device)
+            for kind, dtype in autocasts:
+                stack.enter_context(torch.autocast(kind, dtype=dtype, cache_enabled=cache))
+            yield
+
+    return same
+
+
+def _stop_at_exit() -> None:
+    """The interpreter goes: the step is finished and everything saved."""
+    for one in list(_alive):
+        print(f"rlkit: Python ends; the loop of {one.name} stops after this step", file=sys.stderr, flush=True)
+        one.stop()
+
+
+# Before the thread pools close, which a step may need; atexit comes after that. Not documented, so there is a fallback.
+getattr(threading, "_register_atexit", atexit.register)(_stop_at_exit)

@@ -1,0 +1,117 @@
+"""Keeper: whose state belongs to a run, and how it is saved and taken up again. The files: checkpoint.py."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from rlkit import collectives
+from rlkit.run import checkpoint
+from rlkit.run.folder import cut_lines, numbered_folders
+from rlkit.run.rollouts import cut_parts
+from rlkit.run.settings import current
+
+if TYPE_CHECKING:
+    from rlkit.policy import Policy
+    from rlkit.step import LRScheduler
+
+
+class Keeper:
+    """What `Run.track` was given.
+
+    Attributes:
+        tracked: policy, optimizer and scheduler; None before `track`.
+        prompts: the loader whose position is saved, or None.
+        vstar: the table of V* that belongs to the run, or None.
+    """
+
+    def __init__(self) -> None:
+        self.tracked: checkpoint.Tracked | None = None
+        self.prompts: Any = None
+        self.vstar: Any = None
+
+    def track(
+        self,
+        policy: "Policy",
+        optimizer: torch.optim.Optimizer,
+        scheduler: "LRScheduler | None",
+        prompts: Any,
+        vstar: Any,
+        keep: int,
+        best: str | None,
+    ) -> None:
+        """See `Run.track`."""
+        if keep < 1:
+            raise ValueError(f"run.track: keep must be at least 1, got {keep}.")
+        self.tracked = checkpoint.Tracked(policy, optimizer, scheduler, current.keep or keep, best)
+        self.prompts, self.vstar = prompts, vstar
+
+    def need(self, where: str) -> checkpoint.Tracked:
+        """What is tracked.
+
+        Raises:
+            RuntimeError: nothing is.
+        """
+        if self.tracked is None:
+            raise RuntimeError(f"{where}: nothing is tracked; call run.track(policy, optimizer) first.")
+        return self.tracked
+
+    def save(self, folder: Path, counters: Mapping[str, Any], last: Mapping[str, Any]) -> Path:
+        """Write a checkpoint into a run's folder; every process calls it.
+
+        Args:
+            folder: of the run.
+            counters: plain data of the run; `step` names the checkpoint.
+            last: the metrics logged last; the best checkpoint is chosen by one of them.
+        """
+        tracked = self.need("run.save")
+        table = folder / "vstar.pt"
+        if self.vstar is not None and collectives.rank() == 0 and not table.exists():
+            self.vstar.save(table)
+        own = {
+            "prompts": self.prompts.state_dict() if self.prompts is not None else None,
+            "vstar": self.vstar.digest if self.vstar is not None else None,
+        }
+        score = last.get(tracked.best) if tracked.best else None
+        return checkpoint.save(folder / "ckpt", tracked, dict(counters) | own, score)
+
+    def find(self, wanted: Path, source: str | os.PathLike[str]) -> Path | None:
+        """The checkpoint that `Run.resume` means, the same on every process; None to start anew."""
+        if source == "none":
+            return None
+        found: Path | None = Path(source)
+        if source == "auto":  # a run that died before its first checkpoint left a folder in which there is none
+            known = (checkpoint.newest(folder / "ckpt") for folder in numbered_folders(wanted))
+            found = next((path for path in known if path is not None), None)
+        return collectives.from_main(found)
+
+    def load(self, found: Path, *, mine: bool) -> dict[str, Any]:
+        """Put a checkpoint into what is tracked; every process calls it.
+
+        Args:
+            found: the checkpoint.
+            mine: it lies in the run's own folder, which is locked by now.
+
+        Returns:
+            The counters that were saved with it.
+        """
+        if mine and collectives.rank() == 0:
+            checkpoint.mend(found)
+        collectives.barrier()
+        checkpoint.check_vstar(found, self.vstar)
+        counters = checkpoint.load(found, self.need("run.resume"))
+        if self.prompts is not None and counters["prompts"] is not None:
+            self.prompts.load_state_dict(counters["prompts"])
+        return counters
+
+
+def cut_back(folder: Path, steps: int) -> None:
+    """Cut the log of a run back to its first `steps` steps: those after a checkpoint are done again."""
+    if collectives.rank() == 0:
+        for name in ("metrics.jsonl", "timings.jsonl"):
+            cut_lines(folder / name, steps)
+        cut_parts(folder, steps)
+        (folder / "STOPPED").unlink(missing_ok=True)
+    collectives.barrier()

@@ -1,0 +1,266 @@
+"""RunReader: what a run's folder says, for whoever did not write it: the view, another notebook, a look back next week.
+
+It only reads, and it takes what it finds. A run that is being written ends in half a line, one that was killed may end
+in half a file, and old rollouts vanish while one looks (rlkit/run/rollouts.py): what cannot be read is left out, and
+`notes` says so. Only the new lines are parsed at a refresh, so its cost does not grow with the run. The lines are kept
+as columns of float64, 8 bytes a number.
+
+Left out: watching the folder through the operating system; asking the sizes of four files costs microseconds, and works
+on network file systems too.
+"""
+
+import contextlib
+import math
+import os
+import threading
+from array import array
+from collections.abc import Sequence
+from itertools import groupby
+from pathlib import Path
+from types import NoneType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from jaxtyping import Float64
+
+from rlkit.run.lines import Lines, read_json
+from rlkit.run.rollouts import kept_steps, part_of, read_part
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Key = tuple[str, ...]
+
+
+class RunReader:
+    """A run's folder, read-only. `rl.Run.open("runs/x")` makes one; `refresh` takes in what was written since.
+
+    Args:
+        path: the folder of a run.
+
+    Attributes:
+        path: the folder.
+        config: what `config.json` says: parameters, versions, git, notebook or script.
+        state: what `state.json` says: where the run stands.
+
+    Raises:
+        FileNotFoundError: there is no such folder, or none of the files of a run in it.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        if not any((self.path / name).exists() for name in ("config.json", "metrics.jsonl", "state.json")):
+            raise FileNotFoundError(
+                f"Run.open: {self.path} is no folder of a run: expected config.json, metrics.jsonl or state.json in "
+                "it. Give the folder that rl.Run printed or that run.path says."
+            )
+        self.config: dict[str, Any] = {}
+        self.state: dict[str, Any] = {}
+        self._metrics = _Table(self.path / "metrics.jsonl")
+        self._timings = _Table(self.path / "timings.jsonl")
+        self._stamps: dict[str, Any] = {}
+        self._steps: list[int] = []
+        self._seen: set[int] = set()
+        self._notes: dict[Key, str] = {}
+        self._lock = threading.RLock()  # a view reads in a thread of its own
+        self.refresh()
+
+    @property
+    def name(self) -> str:
+        """The folder's name."""
+        return self.path.resolve().name
+
+    @property
+    def notes(self) -> list[str]:
+        """What could not be read, a sentence each; empty for a sound folder that nobody writes to."""
+        with self._lock:
+            return [*self._metrics.notes, *self._timings.notes, *self._notes.values()]
+
+    def refresh(self) -> bool:
+        """Take in what was written since the last look. Returns True if there was anything."""
+        with self._lock:
+            news = [self._metrics.refresh(), self._timings.refresh()]
+            news += [self._refresh_json("config"), self._refresh_json("state")]
+            steps = kept_steps(self.path)
+            news.append(steps != self._steps)
+            self._steps = steps
+            self._seen.update(steps)
+            return any(news)
+
+    def _refresh_json(self, name: str) -> bool:
+        file, key = self.path / f"{name}.json", (name,)
+        try:
+            found = file.stat()
+        except OSError:
+            self._notes[key] = f"{file.name} is missing."
+            return False
+        stamp = (found.st_mtime_ns, found.st_size, found.st_ino)
+        if stamp == self._stamps.get(name):
+            return False
+        self._stamps[name] = stamp
+        values = read_json(file)
+        if values is None:  # what was read before stays
+            self._notes[key] = f"{file.name} is not whole."
+            return False
+        self._notes.pop(key, None)
+        setattr(self, name, values)
+        return True
+
+    @property
+    def names(self) -> list[str]:
+        """The metrics that were logged, in the order in which they came up."""
+        with self._lock:
+            return [name for name in self._metrics.columns if name != "step"]
+
+    def series(self, name: str) -> tuple[Float64[np.ndarray, " n"], Float64[np.ndarray, " n"]]:
+        """One metric over the steps: (n,) steps and (n,) values, NaN where a step did not have it.
+
+        Raises:
+            KeyError: the metric was not logged; says which were.
+        """
+        with self._lock:
+            columns = self._metrics.columns
+            if name not in columns:
+                raise KeyError(f"series: no metric {name!r} was logged; there are {sorted(columns)}.")
+            return np.array(columns["step"]), np.array(columns[name])
+
+    @property
+    def metrics(self) -> "pd.DataFrame":
+        """One row per logged step; NaN where a step did not have a number."""
+        with self._lock:
+            return self._metrics.frame()
+
+    @property
+    def timings(self) -> "pd.DataFrame":
+        """One row per finished step, in seconds: its wall time `step_time`, and each phase as `phases/<name>`."""
+        with self._lock:
+            return self._timings.frame()
+
+    @property
+    def rollout_steps(self) -> list[int]:
+        """The steps whose rollout is kept, in order."""
+        with self._lock:
+            return list(self._steps)
+
+    def rollouts(self, step: int | None = None, *, columns: Sequence[str] | None = None) -> "pd.DataFrame":
+        """The completions of a step, one row each; see rlkit/run/rollouts.py for the columns.
+
+        Args:
+            step: one of `rollout_steps`; None takes all of them, one after the other.
+            columns: only these, of those that a step has; it saves reading the others.
+
+        Returns:
+            The table. It is empty if the step's file was thinned out or damaged meanwhile; `notes` says so then.
+
+        Raises:
+            KeyError: the rollout of that step was not kept; names the nearest that was.
+        """
+        import pandas as pd
+
+        if step is not None and step not in self._seen:
+            self.refresh()
+            if step not in self._seen:
+                raise KeyError(f"rollouts: step {step} was not kept{_nearest(step, self._steps)}.")
+        frames = []
+        for wanted in self.rollout_steps if step is None else [step]:
+            file = part_of(self.path, wanted)
+            try:
+                frames.append(read_part(file, columns))
+            except FileNotFoundError:
+                self._note(("rollouts", file.name), f"{file.name} was removed, to keep within the limit.")
+            except (OSError, ValueError) as error:  # pyarrow's own errors are kinds of these
+                self._note(("rollouts", file.name), f"{file.name} cannot be read and was left out: {error}"[:300])
+        return pd.concat(frames, ignore_index=True) if len(frames) > 1 else frames[0] if frames else pd.DataFrame()
+
+    def _note(self, key: Key, text: str) -> None:
+        with self._lock:
+            self._notes[key] = text
+
+    def __repr__(self) -> str:
+        last = self._metrics.columns["step"]
+        done = f"{len(last)} steps logged" + (f", the last is {last[-1]:.0f}" if last else "")
+        return f"RunReader({str(self.path)!r}, {done}, rollouts of {len(self._steps)} steps)"
+
+
+class _Table:
+    """The numbers of a JSON-lines file, by column."""
+
+    def __init__(self, file: Path) -> None:
+        self._lines = Lines(file)
+        self.columns: dict[str, array[float]] = {"step": array("d")}
+        self._strange = 0
+
+    @property
+    def notes(self) -> list[str]:
+        strange = f"{self._lines.file.name}: {self._strange} lines without a step were left out."
+        return self._lines.notes + [strange] * (self._strange > 0)
+
+    def refresh(self) -> bool:
+        news = False
+        for lines, anew in self._lines.read():
+            if anew:
+                self.columns, self._strange = {"step": array("d")}, 0
+            known = [_flat(line) for line in lines if isinstance(line, dict) and _is_number(line.get("step"))]
+            self._strange += len(lines) - len(known)
+            for names, rows in groupby(known, key=tuple):  # column by column: lines of a run have the same names
+                self._extend(names, list(rows))
+            news = news or anew or bool(lines)
+        return news
+
+    def _extend(self, names: tuple[str, ...], rows: list[dict[str, Any]]) -> None:
+        before = len(self.columns["step"])
+        for name, values in zip(names, zip(*(row.values() for row in rows), strict=True), strict=True):
+            numbers = _numbers(values)
+            if numbers is None:
+                continue
+            if name not in self.columns:
+                self.columns[name] = array("d", [math.nan]) * before
+            self.columns[name].extend(numbers)
+        for column in self.columns.values():
+            column.extend([math.nan] * (before + len(rows) - len(column)))
+
+    def frame(self) -> "pd.DataFrame":
+        import pandas as pd
+
+        found = pd.DataFrame({name: np.array(column) for name, column in self.columns.items()})
+        return found.astype({"step": np.int64})
+
+
+def _flat(line: dict[str, Any]) -> dict[str, Any]:
+    """A line without objects in it: their values by `<name of the object>/<name>`."""
+    if dict not in map(type, line.values()):
+        return line
+    flat: dict[str, Any] = {}
+    for name, value in line.items():
+        flat |= (
+            {f"{name}/{key}": cell for key, cell in _flat(value).items()} if isinstance(value, dict) else {name: value}
+        )
+    return flat
+
+
+def _numbers(values: Sequence[Any]) -> "array[float] | None":
+    """A column as numbers, NaN for what is none; None if there is no number in it at all, nor a gap for one."""
+    kinds = set(map(type, values))
+    if not kinds & {int, float, bool, NoneType}:
+        return None
+    if NoneType not in kinds and kinds <= {int, float, bool}:
+        with contextlib.suppress(OverflowError):
+            return array("d", values)
+    return array("d", map(_number, values))
+
+
+def _number(value: Any) -> float:
+    try:
+        return float(value) if _is_number(value) else math.nan
+    except OverflowError:  # a whole number of hundreds of digits
+        return math.inf if value > 0 else -math.inf
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float))
+
+
+def _nearest(step: int, steps: Sequence[int]) -> str:
+    if not steps:
+        return "; the run has kept none"
+    return f"; the nearest that was is {min(steps, key=lambda other: abs(other - step))}, see .rollout_steps"

@@ -1,0 +1,187 @@
+"""The rollouts of a run on disk: `rollouts/step-00000012.parquet`, one file a kept step, one row a completion.
+
+A file is written under another name and renamed when it is whole, so a reader sees all of a step or nothing of it, and
+a process that is killed spoils no step but the last. The folder stays bounded: when the files outgrow a limit, steps
+are dropped so that the first, the last and evenly spread ones between them remain.
+
+Left out: one file for many steps. Parquet has its index at the end, so such a file cannot be read while it is written.
+Left out too: statistics and dictionaries of columns that do not repeat, and slow compression; a file of 256 short
+completions takes half the time without them (docs/decisions.md).
+"""
+
+import os
+import pickle
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rlkit import collectives
+from rlkit.run.rows import Rows, rows_of, table_of
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import pyarrow as pa
+
+FOLDER, SUFFIX = "rollouts", ".parquet"
+REPEATED = ("prompt", "completion", "prompt_messages", "prompt_token_ids.list.element", "tokens.list.element")
+MOST_PARTS = 2000
+"""Steps that are kept at most, whatever their size: more files than that make a folder slow."""
+
+
+def part_of(run: Path, step: int) -> Path:
+    """The file of a step.
+
+    Example:
+        >>> part_of(Path("runs/x"), 12).as_posix()
+        'runs/x/rollouts/step-00000012.parquet'
+    """
+    return run / FOLDER / f"step-{step:08d}{SUFFIX}"
+
+
+def kept_steps(run: Path) -> list[int]:
+    """The steps of a run that have a file, in order."""
+    try:
+        names = os.listdir(run / FOLDER)
+    except OSError:
+        return []
+    texts = [name[5 : -len(SUFFIX)] for name in names if name.startswith("step-") and name.endswith(SUFFIX)]
+    return sorted(int(text) for text in texts if text.isascii() and text.isdecimal())
+
+
+def read_part(file: Path, columns: Sequence[str] | None = None) -> "pd.DataFrame":
+    """A step's file as a pandas frame.
+
+    Args:
+        file: the file.
+        columns: only these, of those that it has.
+
+    Raises:
+        FileNotFoundError: it is not there.
+        ValueError: it is no whole Parquet file.
+    """
+    import pyarrow.parquet as pq
+
+    with open(file, "rb") as handle:
+        found = pq.ParquetFile(handle)
+        wanted = None if columns is None else [name for name in columns if name in found.schema_arrow.names]
+        return found.read(columns=wanted).to_pandas()
+
+
+def write_part(run: Path, step: int, table: "pa.Table") -> Path:
+    """Write a step's file, whole or not at all."""
+    import pyarrow.parquet as pq
+
+    file = part_of(run, step)
+    file.parent.mkdir(exist_ok=True)
+    partial = file.with_name(file.name + ".partial")
+    repeated = [name for name in REPEATED if name.partition(".")[0] in table.column_names]
+    try:
+        pq.write_table(table, partial, compression="snappy", write_statistics=False, use_dictionary=repeated)
+        os.replace(partial, file)
+    finally:
+        partial.unlink(missing_ok=True)  # what a full disk left
+    return file
+
+
+def cut_parts(run: Path, steps: int) -> None:
+    """Keep the files of the first `steps` steps, and remove what a killed process left half written."""
+    for step in kept_steps(run):
+        if step >= steps:
+            part_of(run, step).unlink()
+    for partial in (run / FOLDER).glob(f"*{SUFFIX}.partial"):
+        partial.unlink()
+
+
+class RolloutWriter:
+    """Writes the rollouts of a run; what goes wrong with it is warned of once and never stops the training.
+
+    Args:
+        every: keep the rollout of every so many steps; None keeps none.
+        limit: bytes that the folder may take.
+
+    Raises:
+        ValueError: every below 1, or a negative limit.
+    """
+
+    def __init__(self, every: int | None, limit: int) -> None:
+        if every is not None and every < 1:
+            raise ValueError(f"Run: rollouts_every must be at least 1, or None to keep no rollouts; got {every}.")
+        if limit < 0:
+            raise ValueError(f"Run: rollouts_limit is in bytes and cannot be negative, got {limit}.")
+        self._every, self._limit = every, limit
+        self._thinning: Thinning | None = None
+        self._warned = False
+
+    def write(self, run: Path, step: int, *records: Any) -> "pa.Table | None":
+        """Write a step, if it is one of those to keep. Every process calls it, with the arguments of `rows_of`.
+
+        Returns:
+            On the main process the table that was written.
+        """
+        if self._every is None or step % self._every:
+            return None
+        mine: Rows | bytes | str
+        try:
+            mine = rows_of(*records)
+            if collectives.is_many():
+                mine = pickle.dumps(mine)  # here, where it may fail: the other processes wait for an answer
+        except Exception as error:  # whatever it is, the training goes on
+            mine = f"{type(error).__name__}: {error}"
+        parts = collectives.to_main(mine)
+        if collectives.rank():
+            return None
+        try:
+            rows = [pickle.loads(part) if isinstance(part, bytes) else part for part in parts]
+            fault = next((part for part in rows if isinstance(part, str)), None)
+            if fault is None:
+                return self._write(run, step, table_of(step, [part for part in rows if isinstance(part, Rows)]))
+        except Exception as error:  # a full disk, a column that no table can hold
+            fault = f"{type(error).__name__}: {error}"
+        if not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"run.log: the rollout of step {step} was not written, the training goes on. {fault}. Later ones are "
+                "tried, without a further warning.",
+                stacklevel=3,
+            )
+        return None
+
+    def _write(self, run: Path, step: int, table: "pa.Table") -> "pa.Table":
+        write_part(run, step, table)
+        if self._thinning is None:
+            self._thinning = Thinning(run, self._limit)
+        self._thinning.added(step)
+        return table
+
+
+class Thinning:
+    """Keeps the folder within a number of bytes.
+
+    Args:
+        run: folder of the run; its files so far count.
+        limit: bytes.
+    """
+
+    def __init__(self, run: Path, limit: int) -> None:
+        self._run, self._limit = run, limit
+        self._sizes = {step: part_of(run, step).stat().st_size for step in kept_steps(run)}
+
+    def added(self, step: int) -> None:
+        """Count a new file, and remove old ones until the folder is within its limit. The last two steps stay."""
+        self._sizes[step] = part_of(self._run, step).stat().st_size
+        while (len(self._sizes) > MOST_PARTS or sum(self._sizes.values()) > self._limit) and len(self._sizes) > 2:
+            step = spare(sorted(self._sizes))
+            part_of(self._run, step).unlink(missing_ok=True)
+            del self._sizes[step]
+
+
+def spare(steps: Sequence[int]) -> int:
+    """The step whose loss leaves the smallest gap; never the first nor the last. The earliest of equals.
+
+    Example:
+        >>> spare([0, 4, 8, 9, 12])
+        9
+    """
+    gaps = [after - before for before, after in zip(steps, steps[2:], strict=False)]
+    return steps[1 + gaps.index(min(gaps))]

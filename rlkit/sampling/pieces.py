@@ -1,0 +1,74 @@
+"""The text of single tokens, as a person wants to see it: special tokens visible, spaces where they are, halves of a
+character as bytes.
+
+A tokenizer's own forms do not serve: its vocabulary writes a space as Ġ or ▁, and decoding a token by itself drops a
+leading space (sentencepiece) or gives U+FFFD for a part of a character. Each token of a vocabulary is looked at once.
+
+Left out: the text of a character that several tokens make up together; the completion's own text has it.
+"""
+
+import re
+from functools import lru_cache
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+_known: "WeakKeyDictionary[Any, dict[int, str]]" = WeakKeyDictionary()
+SPACES = ("Ġ", "▁")
+BYTE = re.compile("<0x[0-9A-F]{2}>")  # how sentencepiece writes a byte
+
+
+def pieces_of(tokenizer: Any, token_ids: Int[Tensor, " n"]) -> dict[int, str]:
+    """The text of each token id that occurs.
+
+    Args:
+        tokenizer: of transformers.
+        token_ids: (n,) ids, in any order, repeated or not.
+    """
+    known = _known.setdefault(tokenizer, {})
+    found = {}
+    for token in torch.unique(token_ids).tolist():
+        if token not in known:
+            known[token] = _piece(tokenizer, token)
+        found[token] = known[token]
+    return found
+
+
+def _piece(tokenizer: Any, token: int) -> str:
+    raw = tokenizer.convert_ids_to_tokens(token)
+    if raw is None:  # an id beyond the vocabulary: models have more rows than tokenizers have tokens
+        return f"<{token}>"
+    if isinstance(raw, bytes):  # tokenizers of tiktoken's kind
+        return _visible(raw)
+    if token in tokenizer.all_special_ids:
+        return raw
+    text = tokenizer.decode([token], skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    if "\ufffd" in text and "\ufffd" not in raw:
+        found = None if BYTE.fullmatch(raw) else _bytes_of(raw)
+        return raw if found is None else _visible(found)
+    if raw.startswith(SPACES) and not text.startswith(" ") and raw not in SPACES:
+        return " " + text
+    return text or raw.replace("▁", " ")
+
+
+def _visible(data: bytes) -> str:
+    """Bytes as text; those that are no text by themselves as numbers."""
+    text = data.decode("utf-8", "surrogateescape")
+    return "".join(f"<0x{ord(letter) - 0xDC00:02X}>" if "\udc80" <= letter <= "\udcff" else letter for letter in text)
+
+
+def _bytes_of(raw: str) -> bytes | None:
+    """The bytes that a token of a byte-level vocabulary stands for; None if it is not of that kind."""
+    alphabet = _byte_alphabet()
+    return bytes(alphabet[letter] for letter in raw) if all(letter in alphabet for letter in raw) else None
+
+
+@lru_cache(maxsize=1)
+def _byte_alphabet() -> dict[str, int]:
+    """GPT-2's letters for bytes: printable ones stand for themselves, the others are numbered from 256."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + place): byte for place, byte in enumerate(others)}

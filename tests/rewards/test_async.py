@@ -1,0 +1,250 @@
+"""Async rewards: together, on one loop that outlives the step, wherever `score` is called from."""
+
+import asyncio
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+import torch
+from builders import make_rollout
+
+import rlkit as rl
+from rlkit.rewards import loop as loops
+
+ROLLOUT = make_rollout((3, 1, 2, 3), completions=("3", "4", "3", ""))
+NAP = 0.4  # seconds; ratios of such naps are compared, never the naps themselves
+
+
+async def ones(completions):
+    await asyncio.sleep(0)
+    return [1.0] * len(completions)
+
+
+def napping(name, seconds=NAP):
+    async def nap(completions):
+        await asyncio.sleep(seconds)
+        return [1.0] * len(completions)
+
+    nap.__name__ = name
+    return nap
+
+
+def seconds_of(work):
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+
+
+def test_several_take_as_long_as_the_slowest():
+    """B25: 6 naps in turn would take 6 times as long as one; together with a plain function that naps too."""
+
+    def plain(completions):
+        time.sleep(NAP)
+        return [1.0] * len(completions)
+
+    one = seconds_of(lambda: rl.score(ROLLOUT, napping("n")))
+    six = seconds_of(lambda: rl.score(ROLLOUT, [*(napping(f"n{k}") for k in range(6)), plain]))
+    assert six < 2.5 * one
+
+
+def test_results_stand_in_the_order_of_the_functions():
+    """The first ends last."""
+
+    def function(k):
+        async def reward(completions):
+            await asyncio.sleep(0.05 * (3 - k))
+            return [float(k)] * len(completions)
+
+        return reward
+
+    assert rl.score(ROLLOUT, [function(k) for k in range(3)]).parts[0].tolist() == [0.0, 1.0, 2.0]
+
+
+def test_a_client_that_belongs_to_a_loop_serves_every_step():
+    """B25: what a step has made, a lock or a session, the next step can use: from here, a thread and a running loop."""
+    seen = []
+
+    async def reward(completions):
+        seen.append((asyncio.get_running_loop(), threading.get_ident()))
+        return [1.0] * len(completions)
+
+    async def inside_a_running_loop():
+        return rl.score(ROLLOUT, reward)  # as a cell of a notebook does
+
+    rl.score(ROLLOUT, reward)
+    rl.score(ROLLOUT, reward)
+    thread = threading.Thread(target=rl.score, args=(ROLLOUT, reward))
+    thread.start()
+    thread.join()
+    for _ in range(2):
+        scores = asyncio.run(inside_a_running_loop())
+        assert scores.reward.tolist() == [1.0] * 4
+    assert len(seen) == 5 and len(set(seen)) == 1
+    assert seen[0][1] != threading.get_ident()
+
+
+def test_one_failure_cancels_the_others_and_names_its_function():
+    cancelled = []
+
+    async def patient(completions):
+        try:
+            await asyncio.sleep(3600)
+        except asyncio.CancelledError:
+            cancelled.append("patient")
+            raise
+
+    async def broken(completions):
+        await asyncio.sleep(0.01)
+        raise KeyError("no judge")
+
+    with pytest.raises(RuntimeError, match=r"reward function 'broken' failed with KeyError: 'no judge'") as caught:
+        rl.score(ROLLOUT, [patient, broken])
+    assert isinstance(caught.value.__cause__, KeyError)
+    assert cancelled == ["patient"]
+    assert rl.score(ROLLOUT, ones).reward.tolist() == [1.0] * 4
+
+
+def test_a_plain_function_that_fails_cancels_them_too():
+    cancelled = []
+
+    async def patient(completions):
+        try:
+            await asyncio.sleep(3600)
+        finally:
+            cancelled.append("patient")
+
+    def broken(completions):
+        time.sleep(0.05)
+        raise ValueError("no")
+
+    with pytest.raises(RuntimeError, match="'broken' failed with ValueError: no"):
+        rl.score(ROLLOUT, [patient, broken])
+    assert cancelled == ["patient"]
+
+
+def test_an_interrupt_cancels_them_and_leaves_the_loop_usable(sigint_guard):
+    """As the notebook's stop button: KeyboardInterrupt in the main thread while it waits."""
+    import signal
+
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    state = []
+
+    async def patient(completions):
+        state.append(asyncio.get_running_loop())
+        main = threading.main_thread().ident
+        threading.Timer(0.1, signal.pthread_kill, (main, signal.SIGINT)).start()
+        try:
+            await asyncio.sleep(3600)
+        finally:
+            state.append("cancelled")
+
+    with pytest.raises(KeyboardInterrupt):
+        rl.score(ROLLOUT, patient)
+    assert state[1] == "cancelled"
+
+    async def after(completions):
+        state.append(asyncio.get_running_loop())
+        return [1.0] * len(completions)
+
+    rl.score(ROLLOUT, after)
+    assert state[2] is state[0]
+
+
+def test_wrong_returns_of_async_functions_are_named():
+    """B03, B25: an async function that forgets to return, or returns one number."""
+
+    async def forgot(completions):
+        await asyncio.sleep(0)
+
+    async def one(completions):
+        return [1.0]
+
+    with pytest.raises(TypeError, match=r"reward function 'forgot' must return 4 rewards.*got NoneType"):
+        rl.score(ROLLOUT, forgot)
+    with pytest.raises(ValueError, match=r"reward function 'one' must return 4 rewards.*got 1"):
+        rl.score(ROLLOUT, one)
+
+
+def test_a_timeout_loses_the_completion_that_hangs_and_no_other():
+    """B89 for async: also where the function does not let itself be cancelled at once."""
+
+    async def judge(completions):
+        async def ask(text):
+            if text == "4":
+                await asyncio.shield(asyncio.sleep(3600))
+            return float(len(text))
+
+        return list(await asyncio.gather(*(ask(text) for text in completions)))
+
+    scores = rl.score(ROLLOUT, judge, timeout=0.5, on_timeout=-1.0)
+    assert scores.reward.tolist() == [1.0, -1.0, 1.0, 0.0]
+    assert scores.metrics == {"rewards/judge/timeouts": 0.25}
+    assert scores.extra["failures/judge"] == (None, "no reward within 0.5 s", None, None)
+
+
+def test_errors_can_be_tolerated_row_by_row():
+    async def picky(completions):
+        return [1 / len(text) for text in completions]
+
+    scores = rl.score(ROLLOUT, picky, on_error="none")
+    torch.testing.assert_close(scores.reward, torch.tensor([1.0, 1.0, 1.0, float("nan")]), equal_nan=True)
+    assert scores.metrics == {"rewards/picky/errors": 0.25}
+
+
+def test_a_function_that_blocks_the_loop_is_left_behind(caplog, monkeypatch):
+    """time.sleep in an async function stops every other one; with timeouts the step still ends, and the next works."""
+    from rlkit.rewards import together
+
+    monkeypatch.setattr(together, "BLOCKED_SECONDS", 0.2)
+    monkeypatch.setattr(loops, "PATIENCE_SECONDS", 0.2)
+    release = threading.Event()
+
+    async def blocking(completions):
+        release.wait(60)
+        return [1.0] * len(completions)
+
+    scores = rl.score(ROLLOUT, blocking, timeout=0.2)
+    assert bool(scores.reward.isnan().all()) and scores.metrics == {"rewards/blocking/timeouts": 1.0}
+    assert rl.score(ROLLOUT, ones).reward.tolist() == [1.0] * 4
+    assert "does not answer" in caplog.text
+    release.set()
+
+
+def test_an_async_function_that_scores_with_an_async_function_is_told():
+    """It would wait for the loop on which it runs."""
+
+    async def inner(completions):
+        return rl.score(ROLLOUT, ones).reward.tolist()
+
+    with pytest.raises(RuntimeError, match=r"'inner' failed with RuntimeError: .*both would wait for one event loop"):
+        rl.score(ROLLOUT, inner)
+
+
+@pytest.mark.slow
+def test_the_loop_is_closed_at_exit():
+    """A script ends at once and cleanly, also with work left on the loop: no warning in Python's development mode."""
+    code = """
+import asyncio, warnings
+import torch
+import rlkit as rl
+from rlkit.rewards.loop import shared_loop
+async def left():
+    try:
+        await asyncio.sleep(3600)
+    finally:
+        print("tidied", flush=True)
+loop = shared_loop()
+loop.submit(left())
+loop.wait(loop.submit(asyncio.sleep(0)))
+"""
+    done = subprocess.run(
+        [sys.executable, "-X", "dev", "-W", "error::ResourceWarning", "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0 and done.stdout == "tidied\n", done.stderr
+    for word in ("ResourceWarning", "never awaited", "was destroyed", "Traceback"):
+        assert word not in done.stderr

@@ -1,0 +1,72 @@
+"""Rewards in a real Jupyter kernel: its loop is running, its functions live in `__main__`, its button interrupts."""
+
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+SET_UP = f"""
+import sys
+sys.path.insert(0, {str(Path(__file__).parent.parent)!r})
+import asyncio, re, time
+from builders import make_rollout
+import rlkit as rl
+from rlkit.rewards.worker import worker_pids
+rollout = make_rollout((1, 1, 1), completions=("ab", "bad", "b"))
+PATTERN = re.compile("b")
+def helper(text):
+    return float(len(PATTERN.findall(text)))
+class Judge:
+    async def __call__(self, completions):
+        await asyncio.sleep(0.01)
+        return [helper(text) for text in completions]
+def hangs(completions):
+    for text in completions:
+        while text == "bad":
+            pass
+    return [helper(text) for text in completions]
+"""
+
+
+@pytest.mark.slow
+def test_rewards_of_a_notebook(tmp_path):
+    """B25, B89: async twice in a row beside the running loop; a hanging function is killed; the stop button works."""
+    from jupyter_client.manager import start_new_kernel
+
+    manager, client = start_new_kernel(kernel_name="python3")
+    shown = []
+
+    def run(code, timeout=120):
+        shown.clear()
+        reply = client.execute_interactive(
+            code, timeout=timeout, output_hook=lambda message: shown.append(message["content"].get("text", ""))
+        )
+        assert reply["content"]["status"] == "ok", reply["content"]
+        return "".join(shown)
+
+    try:
+        run(SET_UP)
+        assert "True" in run("print(asyncio.get_running_loop().is_running())")
+        for _ in range(2):
+            assert "[1.0, 1.0, 1.0]" in run("print(rl.score(rollout, Judge()).reward.tolist())")
+        text = run("print(rl.score(rollout, [hangs, Judge()], timeout={'hangs': 1.0}).parts.T.tolist())")
+        assert "[[1.0, nan, 1.0], [1.0, 1.0, 1.0]]" in text and "runs in a thread" not in text
+
+        client.execute("rl.score(rollout, hangs, timeout=3600.0)")
+        time.sleep(3)
+        manager.interrupt_kernel()
+        reply = client.get_shell_msg(timeout=60)
+        assert reply["content"]["ename"] == "KeyboardInterrupt"
+        assert "[1.0, nan, 1.0]" in run("print(rl.score(rollout, hangs, timeout=1.0).reward.tolist())")
+        pids = [int(word) for word in run("print(*worker_pids())").split() if word.isdigit()]
+        assert pids
+    finally:
+        client.stop_channels()
+        manager.shutdown_kernel(now=True)
+    if sys.platform == "linux":
+        deadline = time.monotonic() + 30
+        while any(psutil.pid_exists(pid) for pid in pids) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert not any(psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie" for pid in pids)
