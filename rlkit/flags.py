@@ -43,7 +43,7 @@ class Resolved:
 
 def run_flags() -> list[Parameter]:
     """The flags that every script has."""
-    from rlkit.world import Precision, Strategy
+    from rlkit.world import Backend, Precision, Strategy
 
     return [
         Parameter("strategy", f"Literal{list(get_args(Strategy))}", "auto", "how weights lie on several processes"),
@@ -53,6 +53,13 @@ def run_flags() -> list[Parameter]:
         Parameter("max_steps", "int | None", None, "steps of the run, instead of the notebook's"),
         Parameter("save_every", "int | None", None, "steps between two checkpoints"),
         Parameter("keep", "int | None", None, "checkpoints that stay"),
+        Parameter("vllm_url", "str | None", None, "sample from vLLM servers: http://HOST:PORT, several with commas"),
+        Parameter("vllm_folder", "str | None", None, "weights go to them through this folder, which both sides see"),
+        Parameter("vllm_group_port", "int", 51216, "weights go to them by NCCL, over this port"),
+        Parameter("vllm_deadline", "float", 60.0, "seconds in which they must answer"),
+        Parameter("dist_timeout", "float | None", None, "minutes that a process waits for the others (setup's)"),
+        Parameter("backend", f"Literal{list(get_args(Backend))} | None", None, "between processes; else by the device"),
+        Parameter("deterministic", "bool", False, "torch's deterministic algorithms only; slower, or an error"),
         Parameter("print_all_ranks", "bool", False, "every process prints, not only the main one"),
     ]
 

@@ -38,15 +38,26 @@ def flags(doc: str | None, *parameters: tuple[str, str, Any, str]) -> dict[str, 
     Raises:
         SystemExit: a wrong flag (2), --help or --print-config (0).
     """
-    name = os.path.basename(sys.argv[0])
+    prog = os.path.basename(sys.argv[0])
     known = [Parameter(*parameter) for parameter in parameters]
-    resolved = parse(known, sys.argv[1:], prog=name, description=doc or "")
+    resolved = parse(known, sys.argv[1:], prog=prog, description=doc or "")
     run = resolved.run
     current.parameters = resolved.parameters
     current.script = {"flags": dict(run), "arguments": sys.argv[1:]}
     current.out = Path(run["out"]) if run.get("out") else None
     current.resume = None if run.get("resume") in (None, "none") else run["resume"]
     current.max_steps, current.save_every, current.keep = (run.get(n) for n in ("max_steps", "save_every", "keep"))
+    for name in (
+        "vllm_url",
+        "vllm_folder",
+        "vllm_group_port",
+        "vllm_deadline",
+        "dist_timeout",
+        "backend",
+        "deterministic",
+    ):
+        if run.get(name) is not None:
+            setattr(current, name, run[name])
     for flag, variable in (("strategy", "RLKIT_STRATEGY"), ("precision", "RLKIT_PRECISION")):
         if run.get(flag) is not None:
             os.environ[variable] = run[flag]

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 OptimizerT = TypeVar("OptimizerT", bound=torch.optim.Optimizer)
 Strategy = Literal["auto", "single", "ddp", "fsdp2", "zero3"]
 Precision = Literal["fp32", "bf16"]
+Backend = Literal["nccl", "gloo"]
 STRATEGY_VARIABLE = "RLKIT_STRATEGY"
 PRECISION_VARIABLE = "RLKIT_PRECISION"
 
@@ -121,18 +122,33 @@ class World:
         if policy.strategy != "single":
             raise ValueError(f"world.prepare: {policy.name!r} is prepared already, as {policy.strategy}.")
         self._agree(policy, chosen)
-        if chosen == "ddp" and optimizer is not None:
-            wrap_ddp(policy)
-        elif chosen == "fsdp2":
-            wrap_fsdp2(policy)
-        elif chosen == "zero3":
+        built: Any
+        if chosen == "zero3":
             from rlkit.zero3 import wrap_zero3  # only here: DeepSpeed is an extra
 
-            built: Any = wrap_zero3(policy, optimizer)
-            policy.strategy = chosen
-            return policy if optimizer is None else (policy, built)
+            built = wrap_zero3(policy, optimizer)
+        else:
+            if chosen == "ddp" and optimizer is not None:
+                wrap_ddp(policy)
+            elif chosen == "fsdp2":
+                wrap_fsdp2(policy)
+            built = None if optimizer is None else optimizer(policy.trainable_parameters())
         policy.strategy = chosen
-        return policy if optimizer is None else (policy, optimizer(policy.trainable_parameters()))
+        if optimizer is None:
+            return policy
+        if current.vllm_url is not None:  # --vllm-url of an exported script
+            from rlkit.engines.server import VLLMServer
+
+            policy.use(
+                VLLMServer(
+                    policy,
+                    url=current.vllm_url,
+                    deadline=current.vllm_deadline,
+                    folder=current.vllm_folder,
+                    group_port=current.vllm_group_port,
+                )
+            )
+        return policy, built
 
     def _strategy(self, strategy: str) -> str:
         if strategy == "auto":
@@ -171,23 +187,28 @@ def setup(*, seed: int = 0, timeout_minutes: float = 30) -> World:
     """Start the run: join the other processes if there are any, and seed Python, numpy and torch.
 
     In a notebook or a plain script nothing is started. Under torchrun the process group is joined: NCCL on GPUs, gloo
-    on CPUs. Calling it again in one process is harmless; it seeds again.
+    on CPUs, or what `--backend` of a script says. Calling it again in one process is harmless; it seeds again.
 
     Args:
         seed: of data order, sampling and initialisation; the same on every process. Sampling noise belongs to prompts,
             not to processes, so the completions do not depend on the number of processes.
-        timeout_minutes: how long a process waits for the others in one exchange.
+        timeout_minutes: how long a process waits for the others in one exchange; `--dist-timeout` of a script wins.
 
     Raises:
         RuntimeError: WORLD_SIZE is set but nothing to meet the other processes at; accelerate's strategy variables are
             set; the processes have different seeds.
-        ValueError: a negative seed.
+        ValueError: a negative seed, a timeout that is none, or NCCL without a GPU.
     """
     if seed < 0:
         raise ValueError(f"rl.setup: seed must be at least 0, got {seed}.")
+    if (minutes := current.dist_timeout) is not None and minutes <= 0:
+        raise ValueError(f"rl.setup: --dist-timeout must be > 0 minutes, got {minutes}.")
     size = int(os.environ.get("WORLD_SIZE", "1"))
+    if current.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # torch's own condition for CUDA
+        torch.use_deterministic_algorithms(True)
     if size > 1 and not torch.distributed.is_initialized():
-        _join(size, timeout_minutes)
+        _join(size, current.dist_timeout or timeout_minutes)
     random.seed(seed)
     np.random.seed(seed % 2**32)  # noqa: NPY002 - for the users' own code
     torch.manual_seed(seed)
@@ -228,11 +249,13 @@ def _join(size: int, timeout_minutes: float) -> None:
                 f"world.prepare(..., strategy=...) or {STRATEGY_VARIABLE}."
             )
     device = default_device()
+    if current.backend == "nccl" and device.type != "cuda":
+        raise ValueError("rl.setup: --backend nccl needs GPUs, and there is none here. Leave it out, or take gloo.")
     if device.type == "cuda":
         torch.cuda.set_device(device)
     timeout = timedelta(minutes=timeout_minutes)
     store, rank, size = next(dist.rendezvous("env://", timeout=timeout))
-    backend = "nccl" if device.type == "cuda" else "gloo"
+    backend = current.backend or ("nccl" if device.type == "cuda" else "gloo")
     dist.init_process_group(
         backend, store=dist.PrefixStore("rlkit-group", store), rank=rank, world_size=size, timeout=timeout
     )

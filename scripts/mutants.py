@@ -157,6 +157,22 @@ MUTANTS = [
     Mutant("a live change lost by a restart", "run/knobs.py", 'self.set(name, saved["value"])', "pass", "run/test_knobs.py"),
     Mutant("the background loop without the cell's grad mode", "run/background.py", "stack.enter_context(torch.set_grad_enabled(grad))", "pass", "run/test_background.py"),
     Mutant("a phase inside a phase counted twice", "timing.py", "if _clock.busy:", "if False:", "run/test_controls.py"),
+    # vLLM as a server
+    Mutant('server: prefix cache not reset', 'engines/handover.py', 'if not remote.call("POST", "/reset_prefix_cache")["success"]:', 'if False:', 'engines/test_server_client.py'),
+    Mutant("server: not resumed after a failed load", "engines/handover.py", 'remote.call("POST", "/resume", deadline=min(RESUME_SECONDS, remote.deadline))', "pass", "engines/test_server_client.py"),
+    Mutant('server: weights of another client not noticed', 'engines/server.py', 'elif found != self._tag(self._version):', 'elif False:', 'engines/test_server_client.py'),
+    Mutant('server: a restart not noticed', 'engines/server.py', '            if found == FRESH:\n                fresh = True', '            if found == FRESH:\n                fresh = False', 'engines/test_server_client.py'),
+    Mutant('server: valid after a failed sync', 'engines/server.py', 'self.distrust("the last transfer of weights failed")', 'pass', 'engines/test_server_client.py'),
+    Mutant('server: completions cut off are kept', 'engines/requests.py', 'if finish_reason not in ("stop", "length"):', 'if finish_reason is None:', 'engines/test_server_client.py'),
+    Mutant('server: a changed prompt accepted', 'engines/completions.py', 'if seen is not None and list(seen) != list(prompt):', 'if False:', 'engines/test_server_client.py'),
+    Mutant('server: completions in the order of arrival', 'engines/completions.py', 'choices = sorted(answer["choices"], key=lambda choice: choice["index"])', 'choices = answer["choices"]', 'engines/test_server_client.py'),
+    Mutant('server: silence is patience', 'engines/completions.py', 'if left <= 0:', 'if False:', 'engines/test_server_client.py'),
+    Mutant('server: another dtype accepted', 'engines/attach.py', 'if server.dtype not in fitting:', 'if False:', 'engines/test_server_client.py'),
+    Mutant('server: the proxy of the environment asked', 'engines/remote.py', '                trust_env=False,\n', '                trust_env=True,\n', 'engines/test_server_client.py'),
+    Mutant('server: files of a living client deleted', 'engines/handover.py', 'if number.isdecimal() and not Path("/proc", number).exists():', 'if number.isdecimal():', 'engines/test_server_client.py'),
+    Mutant('server: what a killed server leaves stays', 'engines/supervise.py', 'os.killpg(child.pid, signal.SIGKILL)', 'pass', 'engines/test_serve.py'),
+    Mutant('server: outlives the process that asked', 'engines/supervise.py', 'if parent is not None and os.getppid() != parent:', 'if False:', 'engines/test_serve.py'),
+    Mutant('server: sampling defaults of the checkpoint', 'engines/server_settings.py', '"generation-config": "vllm",', '"generation-config": "auto",', 'engines/test_serve.py'),
 ]  # fmt: skip
 
 

@@ -1,7 +1,9 @@
-"""Engines beside the default one: vLLM in the process, and what every engine with weights of its own shares."""
+"""Engines beside the default one: vLLM in the process and as a server, and what engines with own weights share."""
 
 from rlkit.engines.colocate import VLLMColocate
 from rlkit.engines.memory import VLLMMemory, vllm_memory
 from rlkit.engines.probe import ProbeError
+from rlkit.engines.server import VLLMServer
+from rlkit.engines.serving import Server, serve
 
-__all__ = ["ProbeError", "VLLMColocate", "VLLMMemory", "vllm_memory"]
+__all__ = ["ProbeError", "Server", "VLLMColocate", "VLLMMemory", "VLLMServer", "serve", "vllm_memory"]

@@ -56,6 +56,16 @@ def manifest(policy: "Policy") -> Manifest:
         return {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in weights}
 
 
+def plain_manifest(lm: Any) -> Manifest:
+    """The same of a transformers model without adapters, which may be empty (on the meta device)."""
+    tensors = dict(_own(lm))
+    if converts_names(lm):
+        from transformers.core_model_loading import revert_weight_conversion
+
+        tensors = revert_weight_conversion(lm, tensors)
+    return {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()}
+
+
 def check_manifest(ours: Mapping[str, Any], theirs: Mapping[str, Any], where: str) -> None:
     """Compare names and shapes of two manifests before an engine is touched; dtypes may differ (bf16 into fp32).
 

@@ -64,10 +64,6 @@ def write_job(arguments: argparse.Namespace) -> int:
         if len(arguments.notebook) != 1 or arguments.check:
             raise ValueError("rlkit export: --slurm and --launch take one notebook, and go without --check.")
         script = str(script_path(Path(arguments.notebook[0]), arguments.output))
-        if settings is not None and settings.vllm_nodes:
-            raise ValueError(
-                "rlkit export: --vllm-nodes needs scripts that sample from a vLLM server, which this rlkit cannot yet."
-            )
         if settings is not None:
             write_safely(Path(arguments.slurm), slurm.slurm_job(script, settings))
             print(f"{script} -> {arguments.slurm}; submit it with: sbatch {shlex.quote(arguments.slurm)}")

@@ -418,7 +418,8 @@ srun --nodes="$VLLM_NODES" --ntasks="$VLLM_NODES" --ntasks-per-node=1 --nodelist
   --kill-on-bad-exit=1 --wait=10 --output=vllm-%j-%t.out --open-mode=append "${SRUN_ARGS[@]}" \
   env VLLM_SERVER_DEV_MODE=1 bash -c "$server_task" server "$VLLM_MODEL" --host 0.0.0.0 --port "$port" \
   --tensor-parallel-size "$VLLM_TP" --weight-transfer-config '{"backend":"nccl"}' \
-  --logprobs-mode processed_logprobs --generation-config vllm "${VLLM_ARGS[@]}" &
+  --logprobs-mode processed_logprobs --max-logprobs -1 --generation-config vllm \
+  --worker-extension-cls rlkit.engines.worker.WeightLoader "${VLLM_ARGS[@]}" &
 server=$!
 
 urls=() since=$SECONDS

@@ -19,6 +19,13 @@ class Settings:
         max_steps: instead of the loop's.
         save_every: instead of the loop's.
         keep: checkpoints that stay.
+        vllm_url: servers that the trained policy samples from (`world.prepare`).
+        vllm_folder: shared folder for the weights that go to them.
+        vllm_group_port: port for weights by NCCL.
+        vllm_deadline: seconds in which the servers must answer.
+        dist_timeout: minutes that a process waits for the others, instead of `setup`'s.
+        backend: of torch.distributed, instead of the device's.
+        deterministic: only deterministic algorithms of torch.
         parameters: resolved values of the notebook's parameters, for config.json.
         script: where the script comes from and how it was started, for config.json.
         folder: of the run that was opened last; error files go there.
@@ -30,6 +37,13 @@ class Settings:
     max_steps: int | None = None
     save_every: int | None = None
     keep: int | None = None
+    vllm_url: str | None = None
+    vllm_folder: str | None = None
+    vllm_group_port: int = 51216
+    vllm_deadline: float = 60.0
+    dist_timeout: float | None = None
+    backend: str | None = None
+    deterministic: bool = False
     parameters: dict[str, Any] = field(default_factory=dict)
     script: dict[str, Any] = field(default_factory=dict)
     folder: Path | None = None

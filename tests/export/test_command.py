@@ -6,6 +6,7 @@ import nbformat
 import pytest
 
 from rlkit.cli import main
+from rlkit.flags import parse
 
 
 @pytest.fixture
@@ -25,11 +26,20 @@ def test_a_job_and_its_script_are_written_and_the_command_is_printed(notebook, t
     assert "torchrun" in capsys.readouterr().out.splitlines()[-1]
 
 
+def test_a_job_with_servers_gives_the_script_their_urls(notebook, tmp_path):
+    job = tmp_path / "job.sbatch"
+    assert main(["export", str(notebook), "--slurm", str(job), "--vllm-nodes", "2", "--vllm-model", "org/model"]) == 0
+    text = job.read_text()
+    assert "VLLM_NODES=2" in text and "VLLM_MODEL=org/model" in text and "script_flags+=(--vllm-url" in text
+    accepted = parse([], ["--vllm-url", "http://a:8000,http://b:8000"], prog="script")
+    assert accepted.run == {"vllm_url": "http://a:8000,http://b:8000"}
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["--nodes", "2"], "Add --slurm FILE"),
-        (["--slurm", "job", "--vllm-nodes", "1", "--vllm-model", "m"], "--vllm-nodes needs scripts that sample"),
+        (["--slurm", "job", "--vllm-nodes", "1"], "Set model too"),
         (["--check", "--slurm", "job"], "go without --check"),
     ],
 )

@@ -3,8 +3,11 @@
 import json
 
 import pytest
+import torch
+from builders import tiny_policy
 from cells import cell, exported, plain, run_text
 
+import rlkit as rl
 from rlkit.export import ExportError
 from rlkit.flags import Parameter, parse
 from rlkit.kinds import accept, from_text
@@ -191,6 +194,38 @@ def test_run_flags_reach_the_run(text, monkeypatch):
     assert os.environ["RLKIT_STRATEGY"] == "fsdp2"
     assert now.parameters == DEFAULTS | {"rate": 1.0}
     assert now.script["flags"]["strategy"] == "fsdp2" and now.script["notebook"] == "n.ipynb"
+
+
+def test_flags_of_servers_and_processes_reach_setup_and_prepare(text):
+    urls = "http://a:8000,http://b:8000"
+    arguments = ["--vllm-url", urls, "--vllm-folder", "/shared", "--vllm-group-port", "7000", "--vllm-deadline", "9"]
+    run_text(text, *arguments, "--dist-timeout", "5", "--backend", "gloo", "--deterministic")
+    now = settings.current
+    assert (now.vllm_url, now.vllm_folder, now.vllm_group_port, now.vllm_deadline) == (urls, "/shared", 7000, 9)
+    assert (now.dist_timeout, now.backend, now.deterministic) == (5.0, "gloo", True)
+
+
+def test_deterministic_algorithms_and_a_timeout_that_is_none(monkeypatch):
+    monkeypatch.setattr(settings.current, "deterministic", True)
+    before = torch.are_deterministic_algorithms_enabled()
+    try:
+        rl.setup(seed=0)
+        assert torch.are_deterministic_algorithms_enabled()
+    finally:
+        torch.use_deterministic_algorithms(before)
+    monkeypatch.setattr(settings.current, "dist_timeout", 0.0)
+    with pytest.raises(ValueError, match=r"--dist-timeout must be > 0 minutes, got 0.0"):
+        rl.setup(seed=0)
+
+
+def test_the_trained_policy_samples_from_the_servers_of_the_flag(monkeypatch):
+    """Nobody listens on port 9, so `prepare` says whom it looked for; a frozen policy stays as it is."""
+    monkeypatch.setattr(settings.current, "vllm_url", "http://127.0.0.1:9")
+    monkeypatch.setattr(settings.current, "vllm_deadline", 0.1)
+    world = rl.setup(seed=0)
+    assert world.prepare(tiny_policy()).engine is None
+    with pytest.raises(rl.EngineError, match=r"no vLLM server answered at 127.0.0.1:9"):
+        world.prepare(tiny_policy(), lambda params: torch.optim.SGD(params, lr=0.1))
 
 
 def test_a_notebooks_own_parameter_is_the_flag(tmp_path):

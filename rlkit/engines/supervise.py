@@ -1,0 +1,93 @@
+"""The process between whoever asked for a server and vLLM: it starts vLLM, says when it is ready, and leaves no orphan.
+
+    who asked -> supervisor (this module, `rlkit serve`) -> vLLM's API server -> engine core -> workers
+
+vLLM runs in a session of its own. However it ends, the supervisor kills what is left of that session: an engine core
+outlives an API server that was killed. If the supervisor itself is killed, the processes below it die with their
+parents (`dying`). If the process that asked is gone (a notebook's kernel), the supervisor ends by itself; it looks at
+its parent's id instead of asking for a signal, because that signal also comes when merely the thread that started the
+server has ended.
+"""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import FrameType
+
+POLL_SECONDS = 0.2
+GRACE_SECONDS = 15.0
+STOPPED_BY = {signal.SIGTERM: 0, signal.SIGINT: 130, signal.SIGHUP: 129}
+DIED = 1
+STANDARD_ERROR = 2  # the file descriptor: sys.stderr may be something else
+
+
+def supervise(
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    *,
+    is_ready: Callable[[], bool],
+    on_ready: Callable[[], None],
+    log: Path | None = None,
+    parent: int | None = None,
+    grace: float = GRACE_SECONDS,
+) -> int:
+    """Run vLLM until it ends or this process is told to stop.
+
+    Args:
+        command: of vLLM's process.
+        environment: of vLLM's process.
+        is_ready: asks the server; called until it says yes.
+        on_ready: called once then.
+        log: file for what vLLM prints; None leaves it on this process's standard error.
+        parent: process id whose end ends the server too.
+        grace: seconds that vLLM has to end by itself, before it is killed.
+
+    Returns:
+        Exit status: 0 after SIGTERM or the end of `parent`, 130 after Ctrl-C, 129 after a closed terminal, 1 if vLLM
+        ended by itself.
+    """
+    told: list[int] = []
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        told.append(number)
+
+    before = {number: signal.signal(number, stop) for number in STOPPED_BY}
+    try:
+        with contextlib.ExitStack() as stack:
+            output = stack.enter_context(log.open("ab")) if log is not None else STANDARD_ERROR
+            child = subprocess.Popen(
+                command, env=dict(environment), stdin=subprocess.DEVNULL, stdout=output, stderr=output,
+                start_new_session=True,
+            )  # fmt: skip
+            stack.callback(end_session, child, grace)
+            ready = False
+            while child.poll() is None:
+                if told:
+                    return STOPPED_BY[signal.Signals(told[0])]
+                if parent is not None and os.getppid() != parent:
+                    return 0
+                if not ready and is_ready():
+                    ready = True
+                    on_ready()
+                time.sleep(POLL_SECONDS)
+            print(f"rlkit serve: vLLM ended with status {child.returncode}.", file=sys.stderr, flush=True)
+            return DIED
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def end_session(child: "subprocess.Popen[bytes]", grace: float) -> None:
+    """End a process that leads its own session, and everything in it."""
+    if child.poll() is None:
+        child.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(grace)
+    with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS says the latter for a group of the dead
+        os.killpg(child.pid, signal.SIGKILL)
+    child.wait()

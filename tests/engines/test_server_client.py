@@ -1,0 +1,358 @@
+"""The client of a vLLM server, against small real HTTP servers: what it refuses, and the words that a user reads."""
+
+import os
+import signal
+import threading
+
+import pytest
+import torch
+from builders import BOS, EOS, PAD, VOCABULARY, tiny_policy
+from engines.http_server import DROP, HANG, answering, counting, slowly
+
+import rlkit as rl
+from rlkit.engines.handover import remove_left_files
+from rlkit.engines.remote import Remote, run_apart
+from rlkit.engines.server_settings import free_port
+from rlkit.engines.ways import choose_way
+from rlkit.engines.weights import manifest, named_weights
+from rlkit.engines.worker import shapes_of_config
+from rlkit.rollout import SamplingParams
+from rlkit.sampling import EngineError
+
+
+def described(policy, **changes):
+    """What a server of this policy says of itself."""
+    shapes = {name: list(shape) for name, (shape, _) in manifest(policy).items()}
+    found = {
+        "protocol": 1,
+        "dtype": "float32",
+        "max_model_len": 64,
+        "shapes": shapes,
+        "lora_rank": None,
+        "logprobs_mode": "processed_logprobs",
+    }
+    return found | changes
+
+
+def vllm_of(policy, **changes):
+    """The answers of a server that fits a policy."""
+    return {
+        "/health": "",
+        "/version": {"version": "0.32.0"},
+        "/v1/models": {"data": [{"id": "org/model"}]},
+        "/weight_info": {"weight_version": "default"},
+        "/metrics": counting(),
+        "/collective_rpc": {"results": [described(policy, **changes)]},
+    }
+
+
+# Attaching
+
+
+def test_nobody_there_names_host_port_seconds_and_the_command(policy):
+    port = free_port()
+    with pytest.raises(
+        EngineError,
+        match=rf"no vLLM server answered at 127.0.0.1:{port} within 0.2 s .*refused.* rlkit serve MODEL --port {port}",
+    ):
+        rl.VLLMServer(policy, url=f"http://127.0.0.1:{port}", deadline=0.2)
+
+
+def test_a_server_that_is_still_starting_is_waited_for(policy):
+    table = vllm_of(policy)
+    asked = iter([(503, "loading"), (503, "loading")])
+    table["/health"] = lambda: next(asked, "")
+    with answering(table) as (url, calls):
+        assert rl.VLLMServer(policy, url=url, deadline=30).max_context == 64
+    assert calls[:3] == [("GET", "/health")] * 3
+
+
+NO_DEV = {"/weight_info": (404, {}), "/is_sleeping": (404, {})}
+OLD = {"/version": {"version": "0.11.0"}, "/weight_info": (404, {}), "/is_sleeping": {"is_sleeping": False}}
+
+
+@pytest.mark.parametrize(
+    ("answers", "message"),
+    [
+        ({"/version": (404, "nothing here")}, r"is no vLLM server"),
+        (NO_DEV, r"vLLM 0.32.0\) runs without development mode.*rlkit serve MODEL.*VLLM_SERVER_DEV_MODE=1"),
+        (OLD, r"vLLM 0.11.0 at 127.0.0.1:\d+ is too old.*pip install 'vllm>=0.32'"),
+        ({"/collective_rpc": (500, "Internal Server Error")}, r"no rlkit in its workers.*--worker-extension-cls rlkit"),
+        ({"/v1/models": (401, {"error": "Unauthorized"})}, r"asks for a token.*token=.*VLLM_API_KEY"),
+        ({"/health": HANG}, r"no vLLM server answered at 127.0.0.1:\d+ within 0.3 s \(timed out\)"),
+    ],
+    ids=["stranger", "no development mode", "too old", "no extension", "token", "hangs"],
+)
+def test_servers_that_cannot_serve(policy, answers, message):
+    deadline = 0.3 if answers.get("/health") is HANG else 30
+    with answering(vllm_of(policy) | answers) as (url, _), pytest.raises(EngineError, match=message):
+        rl.VLLMServer(policy, url=url, deadline=deadline)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"shapes": {"model.embed_tokens.weight": [8, 4]}}, r"loaded from another model.*'org/model' at 127.0.0.1:\d+"),
+        ({"dtype": "bfloat16"}, r"computes in bfloat16, the policy in float32.*rlkit serve org/model --dtype float32"),
+        ({"logprobs_mode": "raw_logprobs"}, r"gives raw_logprobs, which ignore the temperature"),
+        ({"protocol": 7}, r"another version.*protocol 7 there, 1 here"),
+    ],
+    ids=["model", "dtype", "log-probabilities", "protocol"],
+)
+def test_servers_that_do_not_fit_the_policy(policy, changes, message):
+    with answering(vllm_of(policy, **changes)) as (url, _), pytest.raises(EngineError, match=message):
+        rl.VLLMServer(policy, url=url)
+
+
+def test_a_server_in_the_dtype_of_autocast_fits():
+    policy = tiny_policy(autocast=torch.bfloat16)
+    with answering(vllm_of(policy, dtype="bfloat16")) as (url, _):
+        assert rl.VLLMServer(policy, url=url).version is None
+
+
+def test_a_proxy_of_the_environment_is_not_asked(policy, monkeypatch):
+    with answering({}) as (proxy, asked), answering(vllm_of(policy)) as (url, _):
+        monkeypatch.setenv("HTTP_PROXY", proxy)
+        monkeypatch.setenv("http_proxy", proxy)
+        rl.VLLMServer(policy, url=url)
+    assert asked == []
+
+
+@pytest.mark.parametrize("url", ["", "ftp://a:1", "http://a", "http://a:x", "http://:8000"])
+def test_addresses_that_are_none(policy, url):
+    with pytest.raises(ValueError, match="url"):
+        rl.VLLMServer(policy, url=url)
+
+
+@pytest.mark.parametrize("kind", ["Qwen2MoeForCausalLM", "LlamaForCausalLM", "GPTNeoXForCausalLM", "BloomForCausalLM"])
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_server_expects_what_the_policy_gives(kind, tied):
+    """From the config alone, without weights: experts under the checkpoint's names, buffers, a tied head twice."""
+    import transformers
+
+    model_class = getattr(transformers, kind)
+    config = model_class.config_class(
+        vocab_size=len(VOCABULARY),
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        tie_word_embeddings=tied,
+        eos_token_id=EOS,
+        bos_token_id=BOS,
+        pad_token_id=PAD,
+        architectures=[kind],
+        **({"num_experts": 4, "moe_intermediate_size": 8} if "Moe" in kind else {}),
+    )
+    policy = tiny_policy(model_class(config))
+    expected = {name: list(shape) for name, (shape, _) in manifest(policy).items()}
+    assert shapes_of_config(config) == expected
+    assert len(expected) > 10
+
+
+# Syncing
+
+
+class Weights:
+    """The weights' side of a server: answers to a sync, in a table, and the name that the weights have."""
+
+    def __init__(self, policy, **answers):
+        self.tag = "default"
+        self.table = vllm_of(policy)
+        loads = iter([self.table["/collective_rpc"]])
+        self.table |= {
+            "/weight_info": lambda: {"weight_version": self.tag},
+            "/pause": {"status": "paused"},
+            "/resume": {"status": "resumed"},
+            "/collective_rpc": lambda: next(loads, {"results": [{"ok": True, "error": None, "mixed": False}]}),
+            "/reset_prefix_cache": {"success": True},
+            "/update_weight_version": {"success": True},
+        } | answers
+
+
+def synced(policy, url, **options):
+    engine = rl.VLLMServer(policy, url=url, probe_every=0, **options)
+    engine.sync(named_weights(policy), 0)
+    return engine
+
+
+def posts(calls):
+    return [path for method, path in calls if method == "POST"][1:]  # the first asked what the server is
+
+
+def test_a_sync_pauses_loads_resets_names_and_resumes(policy):
+    with answering(Weights(policy).table) as (url, calls):
+        assert synced(policy, url).version == 0
+    loop = ["/pause?mode=wait", "/collective_rpc", "/reset_prefix_cache", "/update_weight_version", "/resume"]
+    assert posts(calls) == loop
+
+
+@pytest.mark.parametrize(
+    ("answers", "message"),
+    [
+        ({"/reset_prefix_cache": {"success": False}}, "did not reset its prefix cache"),
+        ({"/reset_prefix_cache": DROP}, "dropped the connection during /reset_prefix_cache"),
+        ({"/update_weight_version": (500, {"error": {"message": "EngineCore died"}})}, "has died .EngineCore died"),
+        ({"/pause": HANG}, r"did not answer /pause within 0.3 s"),
+    ],
+    ids=["cache", "dropped", "core", "hangs"],
+)
+def test_after_a_sync_that_failed_nothing_is_drawn_and_the_server_goes_on(policy, answers, message):
+    with answering(Weights(policy, **answers).table) as (url, calls):
+        engine = rl.VLLMServer(policy, url=url, deadline=30)
+        engine.remotes[0].deadline = 0.3 if "/pause" in answers else 30
+        with pytest.raises(EngineError, match=message):
+            engine.sync(named_weights(policy), 0)
+        assert engine.version is None
+        with pytest.raises(EngineError, match="cannot generate: the last transfer of weights failed"):
+            engine.generate([[5]], [0], num_generations=1, params=SamplingParams(), seed=0)
+        assert posts(calls)[-1] == "/resume"
+        assert [call for call in posts(calls) if call == "/collective_rpc"] == ["/collective_rpc"] * (
+            "/pause" not in answers
+        )  # nothing is sent twice
+
+
+def test_files_of_a_killed_client_are_removed_and_those_of_a_living_one_stay(tmp_path, monkeypatch):
+    monkeypatch.setattr("rlkit.engines.handover.SHARED_MEMORY", tmp_path)
+    dead, living = tmp_path / "rlkit-999999999-a.safetensors", tmp_path / f"rlkit-{os.getpid()}-b.safetensors"
+    dead.write_text("x")
+    living.write_text("x")
+    (tmp_path / "rlkit-999999998-folder").mkdir()
+    remove_left_files(tmp_path)
+    assert list(tmp_path.iterdir()) == [living]
+
+
+@pytest.mark.parametrize(
+    ("sync", "urls", "folder", "expected"),
+    [
+        ("auto", "127.0.0.1:1", None, "shm"),
+        ("auto", "127.0.0.1:1", "/shared", "disk"),
+        ("auto", "http://node7:1", "/shared", "disk"),
+        ("auto", "http://node7:1", None, "no way to bring weights to node7:1"),
+        ("shm", "127.0.0.1:1,node7:1", None, "but node7:1 is not"),
+        ("disk", "127.0.0.1:1", None, "needs folder="),
+        ("tape", "127.0.0.1:1", None, "must be one of auto, shm, disk, nccl"),
+    ],
+)
+def test_ways_of_the_weights(sync, urls, folder, expected):
+    remotes = [Remote(url, deadline=1) for url in urls.split(",")]
+    if " " in expected or "=" in expected:
+        with pytest.raises(ValueError, match=expected):
+            choose_way(remotes, sync, folder)
+    else:
+        assert choose_way(remotes, sync, folder) == expected
+
+
+# Drawing
+
+
+def choice(policy, tokens=(5, EOS), reason="stop", index=0):
+    return {
+        "index": index,
+        "token_ids": list(tokens),
+        "logprobs": {"token_logprobs": [-1.0] * len(tokens)},
+        "finish_reason": reason,
+    }
+
+
+def drawing(policy, completions, **answers):
+    """A server whose weights are always the engine's, and what it answers to a request for completions."""
+    weights = Weights(policy, **{"/v1/completions": completions}, **answers)
+    return weights
+
+
+def generate(engine, weights, **options):
+    weights.tag = engine._tag(0)
+    return engine.generate(
+        [[5, 6]], [0], num_generations=2, params=SamplingParams(max_completion_length=4), seed=0, **options
+    )
+
+
+def test_completions_come_in_their_order(policy):
+    answer = {"choices": [choice(policy, (7, EOS), index=1), choice(policy, (6, 6, 6, 6), "length")]}
+    weights = drawing(policy, answer)
+    with answering(weights.table) as (url, _):
+        [group] = generate(synced(policy, url), weights)
+    assert [(c.token_ids, c.finish_reason, c.version) for c in group] == [
+        ([6, 6, 6, 6], "length", 0),
+        ([7, EOS], "eos", 0),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (lambda p: {"choices": [choice(p), choice(p, reason="abort", index=1)]}, r"ended with 'abort'"),
+        (lambda p: {"choices": [choice(p)]}, r"1 completions came for a prompt, 2 were asked for"),
+        (lambda p: {"choices": [choice(p) | {"prompt_token_ids": [1, 5, 6]}, choice(p, index=1)]}, r"changes prompts"),
+        (lambda p: (404, {"error": {"message": "The model `x` does not exist."}}), r"with 404: The model `x` does not"),
+        (lambda p: (500, {"error": {"message": "EngineCore encountered an issue."}}), r"has died .*start the server"),
+        (lambda p: (400, {"error": {"message": "temperature must be"}}), r"with 400: temperature must be"),
+        (lambda p: DROP, r"dropped the connection during /v1/completions.*start it again"),
+    ],
+    ids=["abort", "count", "prompt", "model", "core", "setting", "dropped"],
+)
+def test_answers_that_are_no_completions(policy, answer, message):
+    weights = drawing(policy, answer(policy))
+    with answering(weights.table) as (url, calls):
+        engine = synced(policy, url)
+        with pytest.raises(EngineError, match=message):
+            generate(engine, weights)
+    assert [path for _, path in calls].count("/v1/completions") == 1  # never asked twice
+
+
+def test_silence_is_an_error_and_slowness_is_not(policy):
+    whole = {"choices": [choice(policy), choice(policy, index=1)]}
+    slow = drawing(policy, slowly(1.5, whole))
+    with answering(slow.table) as (url, _):
+        assert len(generate(synced(policy, url, deadline=0.5), slow)[0]) == 2
+    still = drawing(policy, HANG, **{"/metrics": 'vllm:generation_tokens_total{engine="0"} 5\n'})
+    with answering(still.table) as (url, _):
+        engine = synced(policy, url, deadline=0.5)
+        with pytest.raises(EngineError, match=r"127.0.0.1:\d+ drew no token for 0.5 s. It hangs.*larger deadline="):
+            generate(engine, still)
+
+
+def test_a_server_that_was_started_again_gets_the_weights_anew(policy, caplog):
+    weights = drawing(policy, {"choices": [choice(policy), choice(policy, index=1)]})
+    with answering(weights.table) as (url, calls):
+        engine = synced(policy, url)
+        tags = iter(["default"])
+        mine = engine._tag(0)
+        weights.table["/weight_info"] = lambda: {"weight_version": next(tags, mine)}
+        generate(engine, weights)
+        assert posts(calls).count("/collective_rpc") == 2
+        assert "was started again" in caplog.text
+        weights.table["/weight_info"] = {"weight_version": "rlkit-other-3"}
+        with pytest.raises(EngineError, match=r"another client has put its weights \('rlkit-other-3'\)"):
+            generate(engine, weights)
+        assert engine.version is None
+
+
+def test_a_closed_engine_says_so(policy):
+    weights = Weights(policy)
+    with answering(weights.table) as (url, _):
+        engine = synced(policy, url)
+        engine.close()
+        engine.close()
+        for use in (engine.check, lambda: engine.sync([], 1)):
+            with pytest.raises(EngineError, match=r"is closed. Make a new one"):
+                use()
+
+
+def test_an_interrupt_ends_the_coroutine_in_the_other_thread(sigint_guard):
+    import asyncio
+
+    ended = threading.Event()
+
+    async def wait():
+        try:
+            await asyncio.sleep(60)
+        finally:
+            ended.set()
+
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    timer = threading.Timer(0.2, lambda: os.kill(os.getpid(), signal.SIGINT))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        run_apart(wait)
+    assert ended.is_set()
