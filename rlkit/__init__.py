@@ -9,7 +9,7 @@ completion tokens, L prompt tokens, V vocabulary, K reward functions. One mask m
 from rlkit import _openmp, losses, metrics, oracle, tasks  # _openmp first: it acts before torch is loaded
 from rlkit.advantages import compute_kl, compute_loo_advantage, compute_optimal_advantage, optimal_value
 from rlkit.card import model_card
-from rlkit.engines import Server, VLLMColocate, VLLMMemory, VLLMServer, serve, vllm_memory
+from rlkit.engines import ContinuousBatching, Server, VLLMColocate, VLLMMemory, VLLMServer, serve, vllm_memory
 from rlkit.evaluate import Evaluation, evaluate
 from rlkit.export import ExportError, export
 from rlkit.launch import launch
@@ -22,8 +22,6 @@ from rlkit.reference import update_reference
 from rlkit.rewards import score
 from rlkit.rollout import PromptBatch, Rollout, SamplingParams, Scores, Update
 from rlkit.run import Run, RunReader
-from rlkit.sampling import TransformersEngine, sample
-from rlkit.run import Run
 from rlkit.sampling import EngineError, TransformersEngine, sample
 from rlkit.step import loss_step
 from rlkit.vstar import ValueTable, estimate_vstar
@@ -36,6 +34,7 @@ del _openmp
 __all__ = [
     "RLOO",
     "AStarPO",
+    "ContinuousBatching",
     "EngineError",
     "Evaluation",
     "ExportError",
