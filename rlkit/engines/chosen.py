@@ -5,7 +5,7 @@ noise of (seed, group, completion, position), notes the policy's log-probability
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -111,8 +111,8 @@ def choosing_processor(choice: Choice) -> Any:
     from transformers.generation.continuous_batching.cb_logits_processors import ContinuousBatchingLogitsProcessor
 
     class ChoosingProcessor(ContinuousBatchingLogitsProcessor):
-        supported_kwargs: dict[str, type] = {}
-        ignored_kwargs: tuple[str, ...] = ()
+        supported_kwargs: ClassVar[dict[str, type]] = {}
+        ignored_kwargs: ClassVar[tuple[str, ...]] = ()
 
         def __init__(self) -> None:
             self.rows: list[int] = []
@@ -124,7 +124,7 @@ def choosing_processor(choice: Choice) -> Any:
             self.rows = [int(request.state.request_id) for request in requests_with_new_token]
             return torch.tensor(self.rows, dtype=torch.int32)
 
-        def __call__(self, scores: Tensor, tensor_arg: Tensor) -> Tensor:
+        def __call__(self, scores: Any, tensor_arg: Tensor) -> Any:
             rows = self.rows  # the first of the scores; behind them come sequences whose prompt is not through yet
             if len(rows) > len(scores):
                 raise EngineError(f"continuous-batching: {len(scores)} rows of logits for {len(rows)} sequences.")

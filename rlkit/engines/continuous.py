@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from rlkit.engines.chosen import Choice, choosing_processor
 from rlkit.logps import causal_lm_of
@@ -157,6 +158,8 @@ class ContinuousBatching(PolicyModelEngine):
             blocks = blocks or pages * side_by_side
             tokens = tokens or min(PREFILL_TOKENS, max(side_by_side, sum(map(len, prompts))))
         return ContinuousBatchingConfig(
+            # Flash attention's own way to the cache would meet a cache of the weights' dtype under mixed precision.
+            max_blocks_per_request=None if self.policy.autocast is None else 0,
             page_size=self._page_size,
             num_blocks=blocks,
             max_batch_tokens=tokens,
@@ -180,6 +183,9 @@ class ContinuousBatching(PolicyModelEngine):
             processors = manager.logit_processor
             processors.logits_processor.append(choosing_processor(choice))
             processors.tensors_required, processors.do_processing = 1, True
+            if self.policy.autocast is not None:
+                manager.warmup()  # makes the cache, and nothing else without CUDA graphs
+                _cast_around(manager.batch_processor.cache, lm.dtype)
             manager.start()
             for place, prompt in enumerate(choice.prompts):
                 manager.add_request(prompt, request_id=str(place), eos_token_id=choice.ending_ids)
@@ -241,6 +247,17 @@ def _random_state(policy: "Policy") -> Iterator[None]:
     devices = [policy.device] if policy.device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices):
         yield
+
+
+def _cast_around(cache: Any, dtype: torch.dtype) -> None:
+    """Keys and values of mixed precision, kept in a cache of the weights' dtype (wider, so nothing is lost)."""
+    update = cache.update
+
+    def cast(key_states: Tensor, value_states: Tensor, layer_idx: int, kwargs: dict[str, Any]) -> tuple[Tensor, Tensor]:
+        keys, values = update(key_states.to(dtype), value_states.to(dtype), layer_idx, kwargs)
+        return keys.to(key_states.dtype), values.to(value_states.dtype)
+
+    cache.update = cast
 
 
 @contextlib.contextmanager

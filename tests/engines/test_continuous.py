@@ -5,8 +5,10 @@ The oracle is the transformers engine, which draws from the same noise: token by
 
 import pytest
 import torch
+from builders import VOCABULARY, character_tokenizer
 from engines.contract import LOGP_ATOL, PROMPTS, EngineContract, draw, step, tokens_of
 from engines.engine_models import vllm_policy
+from transformers.generation.continuous_batching.requests import RequestState
 
 import rlkit as rl
 from rlkit.sampling import EngineError, TransformersEngine
@@ -63,12 +65,18 @@ CACHES = {
 
 @pytest.mark.parametrize("case", CACHES)
 @pytest.mark.parametrize("setting", [{}, {"repetition_penalty": 1.5}], ids=str)
-def test_the_cache_changes_no_completion(case, setting):
+def test_the_cache_changes_no_completion(case, setting, monkeypatch):
+    came_back = []
+    again = RequestState.create_equivalent_initial_request
+    monkeypatch.setattr(
+        RequestState, "create_equivalent_initial_request", lambda state: came_back.append(1) or again(state)
+    )
     policy = vllm_policy()
     engine = rl.ContinuousBatching(policy, **CACHES[case])
     prompts = [*PROMPTS, "what is the sum of 40 and 3 :"]
     options = {"max_completion_length": 40, **setting}
     assert_same(draw(engine, prompts, **options), draw(TransformersEngine(policy), prompts, **options))
+    assert bool(came_back) == ("come back" in case)
 
 
 def test_a_cache_too_small_for_a_sequence_is_refused():
@@ -82,24 +90,19 @@ def test_a_cache_too_small_for_a_sequence_is_refused():
     [
         ({"page_size": 3}, "page_size is a whole number of at least 4"),
         ({"num_blocks": 0}, "num_blocks is a whole number of at least 1"),
-        ({"max_batch_tokens": 1.5}, "max_batch_tokens is a whole number"),
+        ({"max_batch_tokens": -1}, "max_batch_tokens is a whole number"),
         ({"max_requests_per_batch": 0}, "max_requests_per_batch is"),
         ({"max_memory_percent": 90.0}, r"max_memory_percent is a share in \(0, 1\], got 90"),
         ({"scheduler_type": "lifo"}, "scheduler_type is 'fifo' or 'prefill_first', got 'lifo'"),
     ],
 )
 def test_settings_are_checked(setting, message):
-    try:
-        with pytest.raises(ValueError, match=message):
-            rl.ContinuousBatching(vllm_policy(), **setting)
-    except Exception as error:  # the type check of the tests comes first
-        assert "TypeCheckError" in type(error).__name__ or "beartype" in type(error).__module__, error
+    with pytest.raises(ValueError, match=message):
+        rl.ContinuousBatching(vllm_policy(), **setting)
 
 
 def test_a_model_without_an_attention_cache_is_refused():
     from transformers import MambaConfig, MambaForCausalLM
-
-    from builders import VOCABULARY, character_tokenizer
 
     config = MambaConfig(vocab_size=len(VOCABULARY), hidden_size=16, num_hidden_layers=1, eos_token_id=1)
     policy = rl.load_policy(MambaForCausalLM(config), tokenizer=character_tokenizer(), device="cpu")
@@ -133,18 +136,17 @@ def test_weights_that_are_not_finite_are_named(subject):
         draw(rl.ContinuousBatching(policy))
 
 
-def test_mixed_precision_reaches_the_passes():
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_mixed_precision_reaches_the_passes(attention):
     policy = vllm_policy()
+    policy.model.set_attn_implementation(attention)
     policy.autocast = torch.bfloat16
-    ours, theirs = (
-        draw(engine, top_k=1, num_generations=1, max_completion_length=4)
-        for engine in (rl.ContinuousBatching(policy), TransformersEngine(policy))
-    )
+    ours = draw(rl.ContinuousBatching(policy))
+    half = (ours.sampler_logp - rl.compute_logps(policy, ours)).abs()
     policy.autocast = None
-    full = rl.compute_logps(policy, ours)
-    gap = (ours.sampler_logp - full).abs().max()
-    assert 1e-3 < float(gap) < 0.5  # bfloat16, not float32
-    assert tokens_of(ours).keys() == tokens_of(theirs).keys()
+    full = (ours.sampler_logp - rl.compute_logps(policy, ours)).abs()
+    assert 1e-3 < float(full.mean()) < 0.1  # bfloat16, not float32
+    assert float(half.mean()) < 1.5 * float(full.mean())
 
 
 def test_an_adapter_is_the_policys():
