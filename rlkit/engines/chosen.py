@@ -5,7 +5,7 @@ noise of (seed, group, completion, position), notes the policy's log-probability
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -111,8 +111,8 @@ def choosing_processor(choice: Choice) -> Any:
     from transformers.generation.continuous_batching.cb_logits_processors import ContinuousBatchingLogitsProcessor
 
     class ChoosingProcessor(ContinuousBatchingLogitsProcessor):
-        supported_kwargs: ClassVar[dict[str, type]] = {}
-        ignored_kwargs: ClassVar[tuple[str, ...]] = ()
+        supported_kwargs: dict[str, type] = {}  # noqa: RUF012 - declared so by transformers
+        ignored_kwargs: tuple[str, ...] = ()
 
         def __init__(self) -> None:
             self.rows: list[int] = []
