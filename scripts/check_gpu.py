@@ -106,7 +106,7 @@ class Checks:
                 status: int | str = process.wait(timeout=min(ENGINE_SECONDS, left))
             except subprocess.TimeoutExpired:
                 status = "no end: it hangs or is too slow"
-            with contextlib.suppress(ProcessLookupError):  # what it started is in its session
+            with contextlib.suppress(ProcessLookupError):  # a vLLM server that it started ends with it
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
         lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
