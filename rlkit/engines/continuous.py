@@ -137,6 +137,7 @@ class ContinuousBatching(PolicyModelEngine):
             self.policy.inference_settings(),
             _autocast_in_threads(lm, self.policy),
             _random_state(self.policy),
+            _own_attention(lm),
         ):
             self._run(lm, config, choice)
         version = self.policy.version
@@ -176,10 +177,8 @@ class ContinuousBatching(PolicyModelEngine):
             eos_token_id=list(self.policy.eos_ids),
             pad_token_id=self.policy.pad_id,
         )
-        attention = lm.config._attn_implementation
-        manager = None
+        manager = lm.init_continuous_batching(generation_config=settings, continuous_batching_config=config)
         try:
-            manager = lm.init_continuous_batching(generation_config=settings, continuous_batching_config=config)
             processors = manager.logit_processor
             processors.logits_processor.append(choosing_processor(choice))
             processors.tensors_required, processors.do_processing = 1, True
@@ -191,12 +190,9 @@ class ContinuousBatching(PolicyModelEngine):
                 manager.add_request(prompt, request_id=str(place), eos_token_id=choice.ending_ids)
             self._wait(manager, choice)
         finally:
-            if manager is not None and manager.is_running():
+            if manager.is_running():
                 manager.stop(block=True, timeout=JOIN_SECONDS, hard_stop=True)
-            if manager is not None:
-                manager.destroy()
-            if lm.config._attn_implementation != attention:
-                lm.set_attn_implementation(attention)
+            manager.destroy()
 
     def _wait(self, manager: Any, choice: Choice) -> None:
         left = len(choice.prompts)
@@ -239,6 +235,17 @@ def _check_model(policy: "Policy") -> None:
             f"ContinuousBatching: {type(lm).__name__} cannot be batched continuously by transformers: {reason}. Leave "
             "the engine out: rl.sample needs none."
         )
+
+
+@contextlib.contextmanager
+def _own_attention(lm: Any) -> Iterator[None]:
+    """The policy's attention afterwards, also where a second Ctrl-C kept the manager from putting it back."""
+    attention = lm.config._attn_implementation
+    try:
+        yield
+    finally:
+        if lm.config._attn_implementation != attention:
+            lm.set_attn_implementation(attention)
 
 
 @contextlib.contextmanager

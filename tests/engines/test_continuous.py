@@ -8,6 +8,7 @@ import torch
 from builders import VOCABULARY, character_tokenizer
 from engines.contract import LOGP_ATOL, PROMPTS, EngineContract, draw, step, tokens_of
 from engines.engine_models import vllm_policy
+from transformers.generation.continuous_batching.continuous_api import ContinuousBatchingManager
 from transformers.generation.continuous_batching.requests import RequestState
 
 import rlkit as rl
@@ -155,6 +156,24 @@ def test_an_adapter_is_the_policys():
     policy = vllm_policy(peft_config=LoraConfig(r=4, target_modules=["q_proj", "v_proj"]))
     engine = rl.ContinuousBatching(policy)
     step(engine, lr=1.0)
+    assert_same(draw(engine), draw(TransformersEngine(policy)))
+
+
+def test_a_second_interrupt_leaves_the_policys_attention(subject, monkeypatch):
+    policy = vllm_policy()
+    policy.model.set_attn_implementation("eager")  # which transformers replaces by a paged one
+    engine = rl.ContinuousBatching(policy)
+
+    def interrupted(*arguments, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ContinuousBatchingManager, "get_result", interrupted)
+    join = ContinuousBatchingManager.join
+    monkeypatch.setattr(ContinuousBatchingManager, "join", lambda *arguments: join(*arguments) or interrupted())
+    with pytest.raises(KeyboardInterrupt):
+        draw(engine)
+    monkeypatch.undo()
+    assert policy.model.config._attn_implementation == "eager"
     assert_same(draw(engine), draw(TransformersEngine(policy)))
 
 
