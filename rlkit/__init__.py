@@ -6,12 +6,15 @@ completion tokens, L prompt tokens, V vocabulary, K reward functions. One mask m
     dataset rows -> PromptBatch -> sample -> Rollout -> score -> Scores -> advantages -> loss_step -> Update -> Run
 """
 
-from rlkit import _openmp, losses, metrics, oracle, tasks  # _openmp first: it acts before torch is loaded
+from rlkit import _openmp, losses, metrics, oracle, rewards, tasks  # _openmp first: it acts before torch is loaded
 from rlkit.advantages import compute_kl, compute_loo_advantage, compute_optimal_advantage, optimal_value
 from rlkit.card import model_card
 from rlkit.engines import ContinuousBatching, Server, VLLMColocate, VLLMMemory, VLLMServer, serve, vllm_memory
+from rlkit.comparison import Comparison
+from rlkit.engines import Server, VLLMColocate, VLLMMemory, VLLMServer, serve, vllm_memory
 from rlkit.evaluate import Evaluation, evaluate
 from rlkit.export import ExportError, export
+from rlkit.groups import Accumulated, accumulate, drop_uninformative_groups
 from rlkit.launch import launch
 from rlkit.loading import load_policy
 from rlkit.logps import compute_logps
@@ -24,6 +27,7 @@ from rlkit.rollout import PromptBatch, Rollout, SamplingParams, Scores, Update
 from rlkit.run import Run, RunReader
 from rlkit.sampling import EngineError, TransformersEngine, sample
 from rlkit.step import loss_step
+from rlkit.view import Dashboard, show_completions
 from rlkit.vstar import ValueTable, estimate_vstar
 from rlkit.world import World, setup
 
@@ -35,6 +39,9 @@ __all__ = [
     "RLOO",
     "AStarPO",
     "ContinuousBatching",
+    "Accumulated",
+    "Comparison",
+    "Dashboard",
     "EngineError",
     "Evaluation",
     "ExportError",
@@ -56,10 +63,12 @@ __all__ = [
     "ValueTable",
     "World",
     "a2po_loss",
+    "accumulate",
     "compute_kl",
     "compute_logps",
     "compute_loo_advantage",
     "compute_optimal_advantage",
+    "drop_uninformative_groups",
     "estimate_vstar",
     "evaluate",
     "export",
@@ -72,11 +81,13 @@ __all__ = [
     "model_card",
     "optimal_value",
     "oracle",
+    "rewards",
     "rloo_loss",
     "sample",
     "score",
     "serve",
     "setup",
+    "show_completions",
     "tasks",
     "update_reference",
     "vllm_memory",

@@ -3,6 +3,8 @@
 import argparse
 from collections.abc import Sequence
 
+from rlkit.view import command
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
@@ -24,8 +26,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     demo.add_argument("--out", default="runs", help="folder for the runs (runs)")
     _add_export(commands)
     _add_ctl(commands)
+    command.add_arguments(commands)
     _add_serve(commands)
     arguments = parser.parse_args(argv)
+    if arguments.command in ("view", "report"):
+        return command.run_command(arguments)
     if arguments.command == "export":
         return _export(arguments)
     if arguments.command == "ctl":

@@ -110,8 +110,13 @@ def rollout_metrics(rollout: Rollout) -> dict[str, float]:
 
 
 def length_metrics(lengths: Tensor, truncated: Tensor) -> dict[str, float]:
-    """Lengths and truncation of (B,) completions; 0 for the terminated lengths where none ended by itself."""
-    length = lengths.float()
+    """Lengths and truncation of (B,) completions; 0 for the terminated lengths where none ended by itself.
+
+    NaN where there is no completion at all.
+    """
+    length = lengths.float() if len(lengths) else torch.full((1,), math.nan)
+    if not len(lengths):
+        truncated = torch.zeros(1, dtype=torch.bool)
     ended = length[~truncated] if bool((~truncated).any()) else length.new_zeros(1)
     return {
         "completions/mean_length": float(length.mean()),
@@ -120,7 +125,7 @@ def length_metrics(lengths: Tensor, truncated: Tensor) -> dict[str, float]:
         "completions/mean_terminated_length": float(ended.mean()),
         "completions/min_terminated_length": float(ended.min()),
         "completions/max_terminated_length": float(ended.max()),
-        "completions/clipped_ratio": float(truncated.float().mean()),
+        "completions/clipped_ratio": float(truncated.float().mean()) if len(lengths) else math.nan,
     }
 
 
@@ -148,6 +153,8 @@ def reward_metrics(reward: Tensor, parts: Tensor, names: Sequence[str], group_id
 
 def frac_zero_std(reward: Tensor, group_id: Tensor) -> float:
     """Share of groups whose scorable completions all have the same reward (or where there are fewer than two)."""
+    if not len(group_id):
+        return math.nan
     group = group_index(group_id)
     count = int(group.max()) + 1
     low = torch.full((count,), math.inf, device=group.device)

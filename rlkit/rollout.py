@@ -94,8 +94,8 @@ class Rollout(Record):
         sampling: the settings they were drawn with.
         policy_version: number of optimizer steps the policy had taken.
         engine: name of the engine that drew them.
-        logp_recomputed: True if `sampler_logp` is the policy's, because the engine's are of a truncated distribution.
         pieces: the text of each token id that occurs in the completions, so that a view needs no tokenizer.
+        logp_recomputed: True if `sampler_logp` is the policy's, because the engine's are of a truncated distribution.
     """
 
     prompt_ids: Int[Tensor, "B L"]
@@ -112,8 +112,8 @@ class Rollout(Record):
     sampling: SamplingParams = field(default_factory=SamplingParams)
     policy_version: int = 0
     engine: str = "transformers"
-    logp_recomputed: bool = False
     pieces: Mapping[int, str] = field(default_factory=dict)
+    logp_recomputed: bool = False
 
     def __post_init__(self) -> None:
         check_lengths(
@@ -154,10 +154,7 @@ class Rollout(Record):
 
         Example: `rollout.select(rollout.group_id == 3)` also works, with a (B,) bool tensor.
         """
-        if not isinstance(rows, slice):
-            rows = torch.as_tensor(rows).cpu()
-            rows = rows if rows.dtype == torch.bool else rows.long()  # an empty list would be a float tensor
-        index = torch.arange(len(self))[rows]
+        index = _index(rows, len(self))
         order = index.tolist()
         values: dict[str, Any] = {}
         for item in fields(self):
@@ -224,6 +221,17 @@ class Scores(Record):
 
     def __len__(self) -> int:
         return len(self.reward)
+
+    def select(self, rows: Int[Tensor, " n"] | Bool[Tensor, " B"] | Sequence[int] | slice) -> "Scores":
+        """The scores of some rows, in the given order, as `Rollout.select` takes them; the logged numbers stay."""
+        index = _index(rows, len(self))
+        order = index.tolist()
+        tensors = {name: getattr(self, name) for name in ("parts", "reward", "group_id")}
+        return replace(
+            self,
+            **{name: value[index.to(value.device)] for name, value in tensors.items()},
+            extra={name: tuple(cells[i] for i in order) for name, cells in self.extra.items()},
+        )
 
     def cpu(self) -> "Scores":
         """The same scores on the CPU."""
@@ -308,3 +316,11 @@ class Update(Record):
         import pandas as pd
 
         return pd.DataFrame({"metric": list(self.metrics), "value": list(self.metrics.values())})
+
+
+def _index(rows: Tensor | Sequence[int] | slice, count: int) -> Int[Tensor, " n"]:
+    """The rows that a selection means, as places."""
+    if not isinstance(rows, slice):
+        rows = torch.as_tensor(rows).cpu()
+        rows = rows if rows.dtype == torch.bool else rows.long()  # an empty list would be a float tensor
+    return torch.arange(count)[rows]

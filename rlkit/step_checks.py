@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from rlkit import collectives
 from rlkit.rollout import Rollout
 
 if TYPE_CHECKING:
@@ -52,8 +51,6 @@ def check_inputs(
     max_grad_norm: float | None,
 ) -> None:
     """Shapes, kinds and ranges of what loss_step was given; every error says what was expected and what came."""
-    if not len(rollout) and not collectives.is_many():
-        raise ValueError("loss_step: the rollout has no rows.")
     if not isinstance(advantages, Tensor):
         raise TypeError(
             f"loss_step: advantages must be a (B,) tensor, got {type(advantages).__name__}; call "

@@ -10,7 +10,7 @@ from builders import make_rollout, make_scores, tiny_policy
 
 import rlkit as rl
 from rlkit.prompts import content_id
-from rlkit.run.plot import curves_as_svg
+from rlkit.run.svg import picture
 
 
 def advantages(rollout):
@@ -196,11 +196,11 @@ def test_settings_of_another_kind_are_named(name, value, unchecked):
         rl.sample(tiny_policy(), ["1="], **{name: value})
 
 
-def test_pandas_frames_and_dicts_say_what_to_pass():
+def test_series_and_dicts_say_what_to_pass():
     import pandas as pd
 
-    with pytest.raises(TypeError, match=r"frame\.to_dict\('records'\)"):
-        rl.PromptLoader(pd.DataFrame({"prompt": ["1="]}), tiny_policy(), batch_size=1)
+    with pytest.raises(TypeError, match="got a pandas Series; pass a frame with a 'prompt' column"):
+        rl.PromptLoader(pd.Series(["1="]), tiny_policy(), batch_size=1)
     with pytest.raises(TypeError, match="got a dict with"):
         rl.PromptLoader({"train": [{"prompt": "1="}]}, tiny_policy(), batch_size=1)
     with pytest.raises(ValueError, match=r"row 1 has no 'prompt'; its columns are \['question'\]"):
@@ -218,8 +218,8 @@ def test_a_saved_notebook_shows_a_picture_of_the_curves(tmp_path):
     svg = bundle["image/svg+xml"]
     path = svg.split(chr(60) + "path d=")[1].split(" fill")[0]
     assert path.count("M") == 2  # a gap where nothing was measured
-    assert "&lt;b&gt;" in curves_as_svg([0, 1], {"<b>": [1.0, 2.0], "c": [1.0, 1.0]}, "<b>")
-    curves_as_svg([], {"a": []}, "empty")
+    assert "&lt;b&gt;" in picture("<b>", {"<b>": ([0, 1], [1.0, 2.0]), "c": ([0, 1], [1.0, 1.0])})
+    picture("empty", {"a": ([], [])})
 
 
 def test_the_smollm2_file_is_found_without_importing_its_package(tmp_path, monkeypatch):

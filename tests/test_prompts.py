@@ -320,10 +320,14 @@ BAD_LOADERS = {
     "a stream": (
         {"dataset": iter(ROWS)},
         TypeError,
-        "PromptLoader: expected a dataset with a length .*got list_iterator.*Take the rows you need",
+        "PromptLoader: expected a dataset with a length .*got list_iterator.*can be read only once.*the function that",
     ),
     "batch_size 0": ({"batch_size": 0}, ValueError, "PromptLoader: batch_size must be at least 1, got 0"),
-    "on_long": ({"on_long": "cut"}, ValueError, r"PromptLoader: on_long must be 'error' or 'skip', got 'cut'"),
+    "on_long": (
+        {"on_long": "cut"},
+        ValueError,
+        r"PromptLoader: on_long must be 'error', 'skip' or 'truncate-left', got 'cut'",
+    ),
     "max_prompt_length 0": ({"max_prompt_length": 0}, ValueError, "PromptLoader: max_prompt_length must be at least 1"),
     "drop_last": (
         {"batch_size": 11, "drop_last": True},

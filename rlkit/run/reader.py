@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 Key = tuple[str, ...]
+ABSENT = -math.inf
+"""In a column: the step did not log this number, which is not the same as a number that was not finite (null: NaN)."""
 
 
 class RunReader:
@@ -113,7 +115,7 @@ class RunReader:
             return [name for name in self._metrics.columns if name != "step"]
 
     def series(self, name: str) -> tuple[Float64[np.ndarray, " n"], Float64[np.ndarray, " n"]]:
-        """One metric over the steps: (n,) steps and (n,) values, NaN where a step did not have it.
+        """One metric over the steps that logged it: (n,) steps and (n,) values, NaN where the log says null.
 
         Raises:
             KeyError: the metric was not logged; says which were.
@@ -122,7 +124,9 @@ class RunReader:
             columns = self._metrics.columns
             if name not in columns:
                 raise KeyError(f"series: no metric {name!r} was logged; there are {sorted(columns)}.")
-            return np.array(columns["step"]), np.array(columns[name])
+            steps, values = np.array(columns["step"]), np.array(columns[name])
+            logged = values != ABSENT
+            return steps[logged], values[logged]
 
     @property
     def metrics(self) -> "pd.DataFrame":
@@ -214,15 +218,16 @@ class _Table:
             if numbers is None:
                 continue
             if name not in self.columns:
-                self.columns[name] = array("d", [math.nan]) * before
+                self.columns[name] = array("d", [ABSENT]) * before
             self.columns[name].extend(numbers)
         for column in self.columns.values():
-            column.extend([math.nan] * (before + len(rows) - len(column)))
+            column.extend([ABSENT] * (before + len(rows) - len(column)))
 
     def frame(self) -> "pd.DataFrame":
         import pandas as pd
 
-        found = pd.DataFrame({name: np.array(column) for name, column in self.columns.items()})
+        columns = {name: np.array(column) for name, column in self.columns.items()}
+        found = pd.DataFrame({name: np.where(values == ABSENT, math.nan, values) for name, values in columns.items()})
         return found.astype({"step": np.int64})
 
 

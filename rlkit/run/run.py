@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
     from rlkit.policy import Policy
     from rlkit.step import LRScheduler
+    from rlkit.view.dashboard import Dashboard
 
 
 class Run:
@@ -164,11 +165,46 @@ class Run:
             return None
         return collectives.from_main(checkpoint.newest(self._wanted / "ckpt") if collectives.rank() == 0 else None)
 
-    def dashboard(self, *, every: int = 1) -> None:
-        """Show the run while it goes: one line per step, every `every` steps."""
+    @property
+    def folder(self) -> Path | None:
+        """The folder that is written to, or None while it is not chosen yet; asking chooses nothing."""
+        return self._folder
+
+    @property
+    def wanted(self) -> Path:
+        """The folder that was asked for; `path` has a number behind it if that one was not empty."""
+        return self._wanted
+
+    def dashboard(self, *, every: int = 1) -> "Dashboard | None":
+        """Show the run while it goes: the live view in a notebook, one line per step in a script or a terminal.
+
+        Args:
+            every: a line only at every so many steps.
+
+        Returns:
+            The view, or None where lines are printed and on processes other than the main one.
+
+        Raises:
+            ValueError: `every` below 1.
+        """
         if every < 1:
             raise ValueError(f"run.dashboard: every must be at least 1, got {every}.")
+        if collectives.rank():
+            return None
+        from rlkit.view.frontend import front_end
+
+        if front_end() != "text":
+            try:
+                from rlkit.view.dashboard import Dashboard
+
+                view = Dashboard(self)
+                view.show()
+            except Exception as error:  # a run does not fail because of its picture
+                print(f"rlkit: no live view: {type(error).__name__}: {error}")
+            else:
+                return view
         self._every = every
+        return None
 
     def track(
         self,

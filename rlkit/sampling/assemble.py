@@ -116,10 +116,13 @@ def join(rollouts: Sequence[Rollout], pad_id: int) -> Rollout:
         truncated=rows("truncated"),
         prompts=tuple(prompt for rollout in kept for prompt in rollout.prompts),
         completions=tuple(completion for rollout in kept for completion in rollout.completions),
-        columns={name: tuple(cell for rollout in kept for cell in rollout.columns[name]) for name in names},
+        columns={
+            name: tuple(cell for rollout in kept for cell in rollout.columns.get(name, (None,) * len(rollout)))
+            for name in names
+        },
         sampling=kept[0].sampling,
         policy_version=kept[0].policy_version,
         engine=kept[0].engine,
-        logp_recomputed=kept[0].logp_recomputed,
         pieces={token: text for rollout in kept for token, text in rollout.pieces.items()},
+        logp_recomputed=kept[0].logp_recomputed,
     )

@@ -17,7 +17,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import datasets
 
-TASKS: dict[str, str] = {"addition": "rlkit.tasks.addition"}  # name -> module that builds it
+# name -> module that builds it
+TASKS: dict[str, str] = {
+    "addition": "rlkit.tasks.addition",
+    "countdown": "rlkit.tasks.countdown",
+    "format": "rlkit.tasks.answer_format",
+}
+GYM = "reasoning-gym/"  # and a name of that package
 
 
 @dataclass(frozen=True)
@@ -50,7 +56,7 @@ def load(name: str, **options: Any) -> Task:
     """Load a task by name.
 
     Args:
-        name: one of `TASKS`.
+        name: one of `TASKS`, or "reasoning-gym/NAME" with any name of that package.
         **options: the task's own options, see its module (`addition`: `conversational`, `seed`).
 
     Returns:
@@ -64,11 +70,19 @@ def load(name: str, **options: Any) -> Task:
         >>> sorted(task.train.column_names)
         ['answer', 'prompt']
     """
+    if str(name).startswith(GYM):
+        from rlkit.tasks import reasoning_gym
+
+        return reasoning_gym.load(name.removeprefix(GYM), **options)
     if name not in TASKS:
         near = difflib.get_close_matches(str(name), TASKS, n=1)
         hint = f" Did you mean {near[0]!r}?" if near else ""
-        raise ValueError(f"tasks.load: unknown task {name!r}. Known tasks: {', '.join(sorted(TASKS))}.{hint}")
+        raise ValueError(
+            f"tasks.load: unknown task {name!r}. Known tasks: {', '.join(sorted(TASKS))}, {GYM}NAME.{hint}"
+        )
     return importlib.import_module(TASKS[name]).load(**options)
 
 
-__all__ = ["TASKS", "Task", "load"]
+from rlkit.tasks.templates import prepare  # noqa: E402 - the modules of tasks need Task
+
+__all__ = ["TASKS", "Task", "load", "prepare"]

@@ -9,7 +9,8 @@ import torch
 
 from rlkit import collectives
 from rlkit.advantages import optimal_value
-from rlkit.prompts import check_prompt_column, make_batch
+from rlkit.prompts import as_rows, make_batch
+from rlkit.rewards.job import OnError
 from rlkit.rewards.score import RewardFunction, score
 from rlkit.rollout import PromptBatch, text_of
 from rlkit.sampling.engine import Engine
@@ -36,6 +37,10 @@ def estimate_vstar(
     progress: bool = True,
     weights: Sequence[float] | None = None,
     clip_range: tuple[float, float] | None = None,
+    timeout: float | Mapping[str, float] | None = None,
+    on_timeout: float | None = None,
+    on_error: OnError = "raise",
+    memory: int | None = None,
     chat_template_kwargs: Mapping[str, Any] | None = None,
     **sampling: Any,
 ) -> ValueTable:
@@ -57,6 +62,7 @@ def estimate_vstar(
         progress: show a progress bar.
         weights: one weight per reward function, as in `score`.
         clip_range: bounds of the weighted sum, as in `score`.
+        timeout, on_timeout, on_error, memory: limits of the reward functions, as in `score`.
         chat_template_kwargs: as in `PromptLoader`.
         **sampling: further settings of `sample` (temperature, top_p, ...); use those of the training.
 
@@ -68,7 +74,7 @@ def estimate_vstar(
 
     Source: Brantley et al. 2025 (arXiv 2505.20686), stage 1.
     """
-    check_prompt_column(dataset, "estimate_vstar")
+    dataset = as_rows(dataset, "estimate_vstar")
     if num_value_samples < 1:
         raise ValueError(f"estimate_vstar: num_value_samples must be at least 1, got {num_value_samples}.")
     if batch_size < 1:
@@ -100,7 +106,16 @@ def estimate_vstar(
             seed=seed,
             **sampling,
         )
-        scores = score(rollout, reward_funcs, weights=weights, clip_range=clip_range)
+        scores = score(
+            rollout,
+            reward_funcs,
+            weights=weights,
+            clip_range=clip_range,
+            timeout=timeout,
+            on_timeout=on_timeout,
+            on_error=on_error,
+            memory=memory,
+        )
         # Completions are prompt-major as `sample` promises; ids are checked all the same, a swapped reward is silent.
         owner = batch.group_id.repeat_interleave(num_value_samples)
         if not torch.equal(rollout.group_id.cpu(), owner):

@@ -19,7 +19,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from rlkit.advantages import optimal_value
-from rlkit.prompts import check_prompt_column, content_id
+from rlkit.prompts import as_rows, content_id
 from rlkit.rollout import Record, Rollout, text_of
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ class ValueTable(Record):
             KeyError: rows that are not in the table.
             ValueError: nothing is left.
         """
-        check_prompt_column(dataset, "keep_solvable")
+        dataset = as_rows(dataset, "keep_solvable")
         place = {row: i for i, row in enumerate(self.row_id.tolist())}
         ids = [content_id(row) for row in dataset]
         missing = [i for i, row in enumerate(ids) if row not in place]

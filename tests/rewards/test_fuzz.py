@@ -135,7 +135,7 @@ def test_any_text_is_scored_and_shown(prompts, completions, messages):
     rollout = make_rollout((1, 1), prompts=prompts, completions=completions, columns={"answer": answer})
 
     def same(completions, answer, log_extra):
-        texts = [rl.rewards.text_of(completion) for completion in completions]
+        texts = [rl.rewards.completion_text(completion) for completion in completions]
         log_extra("copy", texts)
         return [float(len(t)) if t == a else -1.0 for t, a in zip(texts, answer, strict=True)]
 
@@ -190,7 +190,7 @@ def test_any_conversation_reaches_the_function_whole_and_as_its_own(messages):
             if isinstance(one["content"], list):
                 one["content"].clear()
             one["role"] = "vandal"
-        return [float(len(rl.rewards.text_of(messages)))]
+        return [float(len(rl.rewards.completion_text(messages)))]
 
     rl.score(rollout, [vandal, vandal])
     assert seen == [(repr(messages), repr(messages))] * 2

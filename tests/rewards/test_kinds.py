@@ -24,7 +24,7 @@ ROLLOUTS = {"plain": PLAIN, "messages": MESSAGES}
 
 
 def size(completion):
-    return float(len(rl.rewards.text_of(completion)))
+    return float(len(rl.rewards.completion_text(completion)))
 
 
 def sync(completions, **kwargs):

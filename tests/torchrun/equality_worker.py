@@ -211,6 +211,37 @@ def export(folder: Path) -> None:
         write(folder, f"export-{kind}", {"parameters": whole_parameters(policy)})
 
 
+def dynamic(folder: Path) -> None:
+    """Groups are filtered, refilled and trained on; the ranks are left with different numbers, once with none."""
+    world = rl.setup(seed=1)
+    policy, optimizer = world.prepare(make_policy("llama"), lambda params: SGD(params))
+    prompts = rl.PromptLoader(ROWS, policy, batch_size=4, seed=0)
+
+    def only(groups: set[int]) -> Callable[[rl.PromptBatch], tuple[rl.Rollout, rl.Scores]]:
+        def draw(batch: rl.PromptBatch) -> tuple[rl.Rollout, rl.Scores]:
+            rollout = rl.sample(policy, batch, num_generations=G, max_completion_length=8)
+            reward = torch.arange(len(rollout)) % 2 * torch.tensor([g in groups for g in rollout.group_id.tolist()])
+            scores = rl.score(rollout, lambda completions: reward.tolist())
+            return rl.drop_uninformative_groups(rollout, scores)
+
+        return draw
+
+    found: dict[str, Any] = {"kept": [], "local": [], "skipped": [], "metrics": []}
+    for step, groups in enumerate([{0, 1, 2, 8}, {10, 11}, set()]):  # first 3 and 1, then all with one rank, then none
+        drawn = rl.accumulate(only(groups), prompts.next_batch(), prompts, groups=4, max_batches=3)
+        advantages = rl.compute_loo_advantage(drawn.scores)
+        update = rl.loss_step(policy, optimizer, drawn.rollout, advantages, micro_batch_size=3)
+        line = rl.Run(folder / "dynamic").log(step, drawn.rollout, drawn.scores, advantages, update)
+        local = list(dict.fromkeys(drawn.rollout.group_id.tolist()))
+        found["local"].append(local)
+        found["kept"].append(
+            (drawn.groups, drawn.drawn, drawn.exhausted, [g for ids in collectives.gather(local) for g in ids])
+        )
+        found["skipped"].append(update.skipped)
+        found["metrics"].append(line)
+    write(folder, "dynamic", found | {"parameters": whole_parameters(policy), "served": prompts.served})
+
+
 def main() -> None:
     """Run the scenarios that were named, or everything."""
     folder, chosen = Path(sys.argv[1]), sys.argv[2:]
@@ -219,6 +250,8 @@ def main() -> None:
             train(folder, name, plan)
     if not chosen or "measure" in chosen:
         measure(folder)
+    if not chosen or "dynamic" in chosen:
+        dynamic(folder)
     if not chosen or "export" in chosen:
         export(folder)
 

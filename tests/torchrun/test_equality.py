@@ -115,6 +115,24 @@ def test_vstar_over_two_processes(alone, together, rows):
         assert found["v_calls"] == expected["v_calls"] == 5 * len(expected["v_rows"])
 
 
+def test_dynamic_sampling_leaves_unequal_shares_and_the_same_groups(alone, together):
+    """B42: 3 groups and 1, 2 and none, none and none: no rank waits for another, and one process keeps the same."""
+    (expected,) = alone.check("dynamic")
+    first, second = together.check("dynamic")
+    for rank in (first, second):
+        assert [kept[:3] for kept in rank["kept"]] == [kept[:3] for kept in expected["kept"]]
+        assert [sorted(kept[3]) for kept in rank["kept"]] == [sorted(kept[3]) for kept in expected["kept"]]
+        assert rank["skipped"] == expected["skipped"] and rank["served"] == expected["served"]
+        for found, wanted in zip(rank["metrics"], expected["metrics"], strict=True):
+            assert found.keys() == wanted.keys()
+            for name, value in wanted.items():
+                assert found[name] == (value if value is None else pytest.approx(value, rel=1e-4, abs=1e-6)), name
+    assert expected["skipped"][0] is None and expected["skipped"][2] is not None
+    assert {len(first["local"][0]), len(second["local"][0])} == {3, 1}
+    assert sorted(len(rank["local"][1]) for rank in (first, second)) == [0, 2]
+    assert_close(first["parameters"], expected["parameters"], WEIGHTS, "dynamic")
+
+
 def test_a_reference_that_was_not_prepared_is_evaluated_as_well(alone, together):
     for rank in together.check("measure"):
         assert rank["frozen"] == alone.check("measure")[0]["frozen"]

@@ -1,0 +1,233 @@
+"""From a prompt to its token ids, in batches.
+
+A conversation goes through the tokenizer's chat template and becomes text; a text gets the tokenizer's own special
+tokens unless it begins with them already. So each prompt has exactly one beginning-of-sequence token if its tokenizer
+uses one (known_faults B53), and no end token at its end.
+
+Left out: tools. rlkit does not run them, so a prompt must not offer them: a `tools` column stays a column for reward
+functions, and one warning says so. Images are refused in words.
+"""
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rlkit.rollout import Prompt
+
+logger = logging.getLogger(__name__)
+
+RESERVED = frozenset(
+    {"conversation", "tokenize", "return_dict", "add_generation_prompt", "continue_final_message", "tools"}
+)
+TOOL_ROLES = frozenset({"tool", "function", "ipython"})
+
+
+@dataclass(frozen=True)
+class Rendered:
+    """A prompt as the text that is tokenised.
+
+    Attributes:
+        text: with the chat template applied.
+        special: True where the tokenizer adds its own special tokens.
+        tail: the last characters of a conversation, which no truncation may touch: the generation prompt, or the
+            message that the assistant is to continue.
+    """
+
+    text: str
+    special: bool
+    tail: str = ""
+
+
+class PromptTokenizer:
+    """A tokenizer with the settings of its chat template.
+
+    Args:
+        tokenizer: a transformers tokenizer.
+        chat_template_kwargs: for the chat template, e.g. {"enable_thinking": False}. A row's own column
+            `chat_template_kwargs` comes on top (TRL's name and meaning).
+
+    Raises:
+        ValueError: a setting that rlkit itself decides (tokenize, add_generation_prompt ...).
+    """
+
+    def __init__(self, tokenizer: Any, chat_template_kwargs: Mapping[str, Any] | None = None) -> None:
+        self.tokenizer = tokenizer
+        self.kwargs = _checked_kwargs(chat_template_kwargs or {})
+        self._told_of_tools = False
+
+    def render_row(self, row: Mapping[str, Any], where: str) -> Rendered:
+        """The text of a row's prompt; an error names the row.
+
+        Raises:
+            TypeError, ValueError: as in `tokenize_prompt`.
+        """
+        if not isinstance(row, Mapping):
+            raise TypeError(f"{where} must be a dict with a 'prompt', got {type(row).__name__}: {str(row)[:60]!r}.")
+        if "prompt" not in row:
+            raise ValueError(f"{where} has no 'prompt'; its columns are {sorted(map(str, row))}.")
+        if row.get("tools") and not self._told_of_tools:
+            self._told_of_tools = True
+            logger.warning(
+                "%s has a 'tools' column: rlkit runs no tools, so they are left out of the prompt. Reward functions "
+                "get the column.",
+                where,
+            )
+        own = row.get("chat_template_kwargs") or {}
+        try:
+            if not isinstance(own, Mapping):
+                raise TypeError(f"the column chat_template_kwargs must hold a dict, got {type(own).__name__}.")
+            # A dataset on disk gives every row the keys of all rows; None stands for those that it has not.
+            return self.render(row["prompt"], {name: value for name, value in own.items() if value is not None})
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"{where}: {error}") from error
+
+    def render(self, prompt: Prompt, own_kwargs: Mapping[str, Any] | None = None) -> Rendered:
+        """The text of a prompt.
+
+        Raises:
+            TypeError: neither text nor a list of messages.
+            ValueError: no chat template, or a message that cannot be shown to the model.
+        """
+        if isinstance(prompt, str):
+            _check_unicode(prompt)
+            bos = self.tokenizer.bos_token
+            templated = bool(bos) and prompt.startswith(bos)
+            return Rendered(prompt, special=not templated)
+        messages = prompt if isinstance(prompt, Sequence) else []
+        if not messages or not all(isinstance(message, Mapping) and "role" in message for message in messages):
+            raise TypeError(
+                "a prompt must be text or a list of messages [{'role': ..., 'content': ...}], got "
+                f"{type(prompt).__name__}: {str(prompt)[:80]!r}."
+            )
+        if not getattr(self.tokenizer, "chat_template", None):
+            raise ValueError(
+                "the prompt is a conversation but the tokenizer has no chat template. Use plain text "
+                "prompts, a chat model's tokenizer, or set tokenizer.chat_template."
+            )
+        plain = [_plain_message(message, number) for number, message in enumerate(messages)]
+        return self._render_messages(plain, self.kwargs | _checked_kwargs(own_kwargs or {}))
+
+    def _render_messages(self, messages: list[dict[str, Any]], kwargs: Mapping[str, Any]) -> Rendered:
+        if len(messages) > 1 and messages[-1]["role"] == "assistant" and not messages[-1]["content"]:
+            messages = messages[:-1]  # an empty beginning of an answer is no beginning
+        prefill = messages[-1]["role"] == "assistant"
+        text = self._apply(messages, kwargs, prefill=prefill)
+        last = messages[-1]["content"].strip()
+        if not prefill and messages[-1]["role"] not in TOOL_ROLES and last not in text:
+            raise ValueError(
+                f"the chat template leaves out the last message, of role {messages[-1]['role']!r}: "
+                f"{last[:60]!r}. Is the role one that this model's template knows?"
+            )
+        before = messages[:-1] if prefill else messages
+        shown = self._apply(before, kwargs, generation=False) if before else ""
+        tail = text[len(shown) :] if shown and text.startswith(shown) else (last if prefill else "")
+        return Rendered(text, special=False, tail=tail)
+
+    def _apply(
+        self,
+        messages: list[dict[str, Any]],
+        kwargs: Mapping[str, Any],
+        *,
+        prefill: bool = False,
+        generation: bool = True,
+    ) -> str:
+        from jinja2 import TemplateError
+
+        try:
+            text = self.tokenizer.apply_chat_template(
+                messages,
+                tokenize=False,
+                add_generation_prompt=generation and not prefill,
+                continue_final_message=prefill,
+                **kwargs,
+            )
+        except TemplateError as error:
+            raise ValueError(f"the chat template refuses the conversation: {error}") from error
+        _check_unicode(text)
+        return text
+
+    def encode(self, prompts: Sequence[Rendered]) -> list[list[int]]:
+        """Token ids of rendered prompts: one call of the tokenizer for all that are treated alike."""
+        ids: list[list[int]] = [[] for _ in prompts]
+        for special in (True, False):
+            places = [place for place, prompt in enumerate(prompts) if prompt.special is special]
+            if places:
+                texts = [prompts[place].text for place in places]
+                found = self.tokenizer(texts, add_special_tokens=special, return_attention_mask=False)["input_ids"]
+                for place, one in zip(places, found, strict=True):
+                    ids[place] = self._open(list(one), prompts[place].text)
+        return ids
+
+    def _open(self, ids: list[int], text: str) -> list[int]:
+        """Without the end token with which a tokenizer may close every text: a prompt must stay open."""
+        end = self.tokenizer.eos_token_id
+        closed = len(ids) > 1 and ids[-1] == end and not text.endswith(self.tokenizer.eos_token or "\0")
+        return ids[:-1] if closed else ids
+
+    def encode_rows(self, rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[list[int]]:
+        """Token ids of the prompts of rows; an error names the row."""
+        ids = self.encode([self.render_row(row, name) for row, name in zip(rows, names, strict=True)])
+        for name, one in zip(names, ids, strict=True):
+            if not one:
+                raise ValueError(f"{name}: {NO_TOKEN}")
+        return ids
+
+
+NO_TOKEN = "the prompt has no token: it is empty and the tokenizer adds none."
+
+
+def tokenize_prompt(tokenizer: Any, prompt: Prompt, **chat_template_kwargs: Any) -> list[int]:
+    """Token ids of a prompt, with one beginning-of-sequence token if the tokenizer uses one.
+
+    A conversation goes through the chat template: with the generation prompt if a user or tool spoke last, continuing
+    the last message if the assistant did.
+
+    Raises:
+        TypeError: neither text nor a list of messages.
+        ValueError: a conversation without a chat template, text that is not Unicode, or a prompt without any token.
+    """
+    own = PromptTokenizer(tokenizer, chat_template_kwargs)
+    ids = own.encode([own.render(prompt)])[0]
+    if not ids:
+        raise ValueError(NO_TOKEN)
+    return ids
+
+
+def _checked_kwargs(kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    taken = sorted(RESERVED & set(kwargs))
+    if taken:
+        raise ValueError(f"chat_template_kwargs: {', '.join(taken)} cannot be set there; rlkit decides it itself.")
+    return dict(kwargs)
+
+
+def _check_unicode(text: str) -> None:
+    if text.isascii():
+        return
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"the text is not Unicode: it has a lone surrogate, U+{ord(text[error.start]):04X}, at character "
+            f"{error.start}. Mend the data: text.encode('utf-16', 'surrogatepass').decode('utf-16', 'replace')."
+        ) from error
+
+
+def _plain_message(message: Any, number: int) -> dict[str, Any]:
+    """A message as chat templates want it: one text as content, and no key that is None because other rows have it."""
+    role, content = message["role"], message.get("content")
+    if not isinstance(role, str) or not role:
+        raise TypeError(f"message {number}: the role must be a text such as 'user', got {role!r}.")
+    if content is None and message.get("tool_calls"):
+        content = ""
+    if isinstance(content, Sequence) and not isinstance(content, (str, bytes)):
+        kinds = {str(part.get("type")) if isinstance(part, Mapping) else type(part).__name__ for part in content}
+        if kinds - {"text"} or not all(isinstance(part.get("text"), str) for part in content):
+            raise ValueError(
+                f"message {number} holds parts of type {', '.join(sorted(kinds))}; this policy reads text only: "
+                "[{'type': 'text', 'text': ...}]."
+            )
+        content = "".join(part["text"] for part in content)
+    if not isinstance(content, str):
+        raise TypeError(f"message {number} ({role}): the content must be text, got {type(content).__name__}.")
+    return {name: value for name, value in message.items() if value is not None} | {"role": role, "content": content}

@@ -1,0 +1,84 @@
+"""Where in a completion the answer is, and which column holds the right one; shared by the ready-made rewards.
+
+Everything here is linear in the length of the text, also for text that was made to be slow: a policy in training writes
+every kind of text.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rlkit.record import Prompt, text_of
+
+GOLD = ("answer", "solution")  # rlkit's tasks and GSM8K; TRL and DeepMath
+_BRACES = re.compile(r"\\boxed\s*\{|\\.|[{}]", re.DOTALL)
+
+
+def completion_text(completion: Prompt) -> str:
+    """The text to judge: the completion itself, or the content of its last message.
+
+    Example:
+        >>> completion_text([{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}])
+        '4'
+    """
+    return text_of(completion if isinstance(completion, str) else list(completion)[-1:])
+
+
+def answer_part(text: str) -> str:
+    r"""What a completion gives as its answer: after the reasoning, inside the last `<answer>` block if there is one.
+
+    Reasoning that was begun and never ended leaves no answer.
+
+    Example:
+        >>> answer_part("<think>is it 3?</think> It is <answer>4</answer>.")
+        '4'
+        >>> answer_part("<think>is it 3? \boxed{3}")
+        ''
+    """
+    _, ended, after = text.rpartition("</think>")
+    if not ended and "<think>" in text:
+        return ""
+    end = after.rfind("</answer>")
+    start = after.rfind("<answer>", 0, end) if end >= 0 else -1
+    if start < 0:
+        return after
+    return after[start + len("<answer>") : after.find("</answer>", start)].strip()
+
+
+def last_boxed(text: str) -> str | None:
+    r"""Content of the last complete `\boxed{...}`, with its braces balanced; None if there is none.
+
+    An escaped brace is no brace. Of nested boxes the outer one counts; one that is never closed does not.
+
+    Example:
+        >>> last_boxed(r"so \boxed{1}, no, \boxed{\frac{1}{2}} and \boxed{3")
+        '\\frac{1}{2}'
+    """
+    opened: list[int | None] = []
+    found: str | None = None
+    for match in _BRACES.finditer(text):
+        token = match.group()
+        if token.endswith("{") and not token == "\\{":
+            opened.append(match.end() if len(token) > 1 else None)
+        elif token == "}" and opened:
+            start = opened.pop()
+            if start is not None:
+                found = text[start : match.start()]
+    return found
+
+
+def gold_column(columns: Mapping[str, Any], column: str | None, name: str) -> Sequence[Any]:
+    """The right answers, one per completion: of the column that is named, else of `answer` or `solution`.
+
+    Raises:
+        ValueError: there is no such column.
+    """
+    wanted = GOLD if column is None else (column,)
+    for one in wanted:
+        if one in columns:
+            return columns[one]
+    known = sorted(name for name, values in columns.items() if isinstance(values, (list, tuple)))
+    raise ValueError(
+        f"{name}: expected a column {' or '.join(wanted)} in the dataset; there are {known}. Name it: "
+        f"{name}(column=...)."
+    )

@@ -1,0 +1,136 @@
+"""Rewards that compare the answer with the right one: as text, as a number, as the content of a box.
+
+Each is a small frozen object: it can be pickled, so `score(..., timeout=...)` can run it in a process of its own. The
+lower-case names are the ones with default settings. None means that the row has no right answer to compare with.
+"""
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rlkit.record import Prompt
+from rlkit.rewards.answers import answer_part, completion_text, gold_column, last_boxed
+
+_NUMBER = re.compile(
+    r"(?<![\w.])[-+−]?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)?(?:(?<=\d)\.\d*|(?<!\d)\.\d+)?(?<=[\d.])(?:[eE][-+]?\d{1,3})?",
+    re.ASCII,
+)
+
+
+@dataclass(frozen=True)
+class ExactMatch:
+    """1 where the answer is the right one and nothing else (white space around it aside), else 0.
+
+    Attributes:
+        column: of the right answer; None takes `answer`, else `solution`.
+        ignore_case: "Paris" is "paris".
+
+    Example:
+        >>> ExactMatch()(["46", " 46 ", "<answer>46</answer>", "it is 46"], answer=["46"] * 4)
+        [1.0, 1.0, 1.0, 0.0]
+    """
+
+    column: str | None = None
+    ignore_case: bool = False
+    __name__ = "exact_match"
+
+    def __call__(self, completions: Sequence[Prompt], **columns: Any) -> list[float | None]:
+        """One reward per completion."""
+        gold = gold_column(columns, self.column, "ExactMatch")
+        return [
+            None if right is None else float(self._plain(answer_part(completion_text(c))) == self._plain(str(right)))
+            for c, right in zip(completions, gold, strict=True)
+        ]
+
+    def _plain(self, text: str) -> str:
+        return text.strip().casefold() if self.ignore_case else text.strip()
+
+
+@dataclass(frozen=True)
+class NumericMatch:
+    """1 where the last number of the answer is the right one, else 0; a number in a box is preferred.
+
+    Understands 1,234.50, -3, .5, 1e-3; the right answer may be GSM8K's "... #### 42". None where the right answer holds
+    no number.
+
+    Attributes:
+        column: of the right answer; None takes `answer`, else `solution`.
+        tolerance: relative and absolute, >= 0.
+
+    Example:
+        >>> NumericMatch()(["so 1,234.0 dollars", "12 or 13", "none"], answer=["#### 1234", "12", "7"])
+        [1.0, 0.0, 0.0]
+    """
+
+    column: str | None = None
+    tolerance: float = 1e-6
+    __name__ = "numeric_match"
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.tolerance < math.inf:
+            raise ValueError(f"NumericMatch: tolerance must be at least 0 and finite, got {self.tolerance}.")
+
+    def __call__(self, completions: Sequence[Prompt], **columns: Any) -> list[float | None]:
+        """One reward per completion."""
+        gold = gold_column(columns, self.column, "NumericMatch")
+        return [self._one(completion_text(c), right) for c, right in zip(completions, gold, strict=True)]
+
+    def _one(self, text: str, right: Any) -> float | None:
+        wanted = None if right is None else last_number(str(right).rpartition("####")[2])
+        if wanted is None:
+            return None
+        part = answer_part(text)
+        boxed = last_boxed(part)
+        found = last_number(part if boxed is None else boxed)
+        return float(found is not None and math.isclose(found, wanted, rel_tol=self.tolerance, abs_tol=self.tolerance))
+
+
+@dataclass(frozen=True)
+class BoxedMatch:
+    r"""1 where the last complete `\boxed{...}` of the answer holds the right one (white space aside), else 0.
+
+    The right answer may itself be boxed. Text against text: for mathematical equality see `Accuracy`.
+
+    Attributes:
+        column: of the right answer; None takes `answer`, else `solution`.
+
+    Example:
+        >>> BoxedMatch()([r"\boxed{\frac{1}{2}}", r"\boxed{2}", "2"], answer=[r"\frac{1}{2}", "3", "2"])
+        [1.0, 0.0, 0.0]
+    """
+
+    column: str | None = None
+    __name__ = "boxed_match"
+
+    def __call__(self, completions: Sequence[Prompt], **columns: Any) -> list[float | None]:
+        """One reward per completion."""
+        gold = gold_column(columns, self.column, "BoxedMatch")
+        rewards: list[float | None] = []
+        for completion, right in zip(completions, gold, strict=True):
+            if right is None:
+                rewards.append(None)
+                continue
+            found = last_boxed(answer_part(completion_text(completion)))
+            boxed = last_boxed(str(right))
+            wanted = str(right) if boxed is None else boxed
+            rewards.append(float(found is not None and "".join(found.split()) == "".join(wanted.split())))
+        return rewards
+
+
+def last_number(text: str) -> float | None:
+    """The last number in a text, or None.
+
+    Example:
+        >>> last_number("from 3 to -1,250.5 and back"), last_number("12-34"), last_number("none")
+        (-1250.5, 34.0, None)
+    """
+    found = None
+    for match in _NUMBER.finditer(text):
+        if any(character.isdigit() for character in match.group()):
+            found = match.group()
+    return None if found is None else float(found.replace(",", "").replace("−", "-"))
+
+
+exact_match, numeric_match, boxed_match = ExactMatch(), NumericMatch(), BoxedMatch()

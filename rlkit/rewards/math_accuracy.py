@@ -1,0 +1,137 @@
+"""`accuracy`: is the answer mathematically equal to the right one? math-verify decides, as in TRL's `accuracy_reward`.
+
+Hardened where that is soft: the same value in a main thread, a thread pool and an event loop (known_faults B88); no
+expression can hang a run (B89); the answer is looked for after the reasoning only; right answers that cannot be read
+are None, never 1 (B90), and counted before the run (`check_gold`).
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rlkit.prompts.rows import as_rows
+from rlkit.record import Prompt
+from rlkit.rewards.answers import GOLD, answer_part, completion_text, gold_column
+from rlkit.rewards.math_process import math_process
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    r"""1 where the answer equals the right one, 0 where it does not or cannot be read, None where the right one cannot.
+
+    The answer must be in a box, or LaTeX after words such as "the answer is" (TRL's rule); the right one may be plain.
+
+    Attributes:
+        column: of the right answer; None takes `answer`, else `solution`.
+        timeout: seconds for one completion, > 0.
+        on_timeout: what a completion gets that takes longer, or breaks math-verify; None abstains. Use 0.0 where a
+            policy might learn to write such things.
+
+    Example:
+        >>> Accuracy()([r"\boxed{\frac{1}{2}}", r"\boxed{3}", r"\boxed{3}"], answer=["0.5", "4", "no number"])
+        [1.0, 0.0, None]
+    """
+
+    column: str | None = None
+    timeout: float = 5.0
+    on_timeout: float | None = None
+    __name__ = "accuracy"
+
+    def __post_init__(self) -> None:
+        if not self.timeout > 0:
+            raise ValueError(f"Accuracy: timeout must be above 0 seconds, got {self.timeout}.")
+
+    def __call__(
+        self,
+        completions: Sequence[Prompt],
+        log_extra: Callable[[str, Sequence[Any]], None] | None = None,
+        **columns: Any,
+    ) -> list[float | None]:
+        """One reward per completion; what was read is logged as the columns gold_parsed and answer_parsed."""
+        golds = gold_column(columns, self.column, "Accuracy")
+        rewards: list[float | None] = []
+        read: list[tuple[str, str]] = []
+        failed: list[str] = []
+        for completion, gold in zip(completions, golds, strict=True):
+            text = answer_part(completion_text(completion))
+            found = self._judge(gold, text)
+            if "error" in found:
+                failed.append(f"{found['error']}: {text[-80:]!r}")
+                rewards.append(self.on_timeout)
+                read.append(("", "[failed]"))
+            else:
+                rewards.append(None if found["correct"] is None else float(found["correct"]))
+                read.append((_shown(found["gold"]), _shown(found["answer"])))
+        if failed:
+            logger.warning(
+                "accuracy: math-verify failed on %d of %d completions, which get %s. The first: %s",
+                len(failed),
+                len(rewards),
+                self.on_timeout,
+                failed[0],
+            )
+        if log_extra is not None:
+            log_extra("gold_parsed", [gold for gold, _ in read])
+            log_extra("answer_parsed", [answer for _, answer in read])
+        return rewards
+
+    def _judge(self, gold: Any, text: str) -> dict[str, Any]:
+        if gold is None:
+            return {"gold": None, "answer": None, "correct": None}
+        return math_process.ask(_clean(gold), _clean(text), self.timeout) or {"error": "took too long"}
+
+
+def _shown(readings: list[str] | None) -> str:
+    return str(readings) if readings else "[unparseable]"
+
+
+def check_gold(dataset: Any, *, column: str | None = None, timeout: float = 5.0) -> list[int]:
+    """The rows whose right answer `accuracy` cannot read: all their completions would be without a reward (B90).
+
+    Call it before a run; a warning names how many and which.
+
+    Args:
+        dataset: rows in any form that `PromptLoader` takes, but no stream.
+        column: of the right answer; None takes `answer`, else `solution`.
+        timeout: seconds for one row.
+
+    Returns:
+        Places of the rows.
+
+    Example:
+        >>> check_gold([{"prompt": "1/2?", "answer": "0.5"}, {"prompt": "why?", "answer": "no number"}])
+        [1]
+    """
+    rows = as_rows(dataset, "check_gold")
+    known = [name for name in GOLD if name in rows[0]]
+    if column is None and not known:
+        raise ValueError(f"check_gold: expected a column {' or '.join(GOLD)}; the rows have {sorted(rows[0])}.")
+    column = column or known[0]
+    bad = []
+    for place in range(len(rows)):
+        gold = rows[place].get(column)
+        found = None if gold is None else math_process.ask(_clean(gold), None, timeout)
+        if not found or not found.get("gold"):
+            bad.append(place)
+    if bad:
+        logger.warning(
+            "check_gold: %d of %d rows have a right answer in %r that cannot be read; they get no reward. The first: "
+            "row %d, %r",
+            len(bad),
+            len(rows),
+            column,
+            bad[0],
+            str(rows[bad[0]].get(column))[:80],
+        )
+    return bad
+
+
+def _clean(text: Any) -> str:
+    """Text as it can be sent to another process: a lone surrogate becomes a question mark."""
+    return str(text).encode("utf-8", "replace").decode("utf-8")
+
+
+accuracy = Accuracy()

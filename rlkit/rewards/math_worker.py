@@ -1,0 +1,69 @@
+"""The process in which math-verify runs: one JSON line in, one out. Started by `math_process`, with nothing of rlkit.
+
+math-verify bounds its time by signal.alarm, which works in a main thread only (known_faults B88), and some expressions
+keep sympy in one C call for ever. Here its timeouts are off, and the kernel ends the process: a timer whose signal
+nobody handles. It does so even if the process that asked is gone.
+"""
+
+import functools
+import json
+import logging
+import re
+import resource
+import signal
+import sys
+
+from latex2sympy2_extended import NormalizationConfig
+from math_verify import LatexExtractionConfig, parse, verify
+
+MEMORY = 4 << 30  # bytes
+LATEX_COMMAND = re.compile(r"\\[A-Za-z]")
+
+
+@functools.lru_cache(maxsize=4096)
+def parse_gold(text):
+    """Every reading of a right answer. Bare LaTeX, as DeepMath has it, is read as if it were marked."""
+    found = parse(text, parsing_timeout=None)
+    if not found and "$" not in text and LATEX_COMMAND.search(text):
+        found = parse(f"${text}$", parsing_timeout=None)
+    return found
+
+
+def parse_answer(text):
+    """The answer in a completion, as TRL reads it: LaTeX that is marked as such, a box first."""
+    config = LatexExtractionConfig(
+        normalization_config=NormalizationConfig(units=True), boxed_match_priority=0, try_extract_without_anchor=False
+    )
+    return parse(text, extraction_config=[config], extraction_mode="first_match", parsing_timeout=None)
+
+
+def judge(job):
+    """What is asked for: of the gold alone, or of gold and answer."""
+    gold = parse_gold(job["gold"])
+    if not gold or job["answer"] is None:
+        return {"gold": [str(one) for one in gold], "answer": None, "correct": None}
+    answer = parse_answer(job["answer"])
+    correct = verify(gold=gold, target=answer, timeout_seconds=None)  # not symmetric: known_faults B91
+    return {"gold": [str(one) for one in gold], "answer": [str(one) for one in answer], "correct": bool(correct)}
+
+
+def main():
+    """Answer line by line until there is no more."""
+    logging.disable(logging.WARNING)  # "timeout is disabled", once per expression
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    print("ready", flush=True)
+    for line in sys.stdin:
+        job = json.loads(line)
+        signal.setitimer(signal.ITIMER_REAL, job["seconds"])
+        try:
+            answer = judge(job)
+        except Exception as error:  # said to whoever asked
+            answer = {"error": f"{type(error).__name__}: {error}"[:500]}
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        print(json.dumps(answer), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,178 @@
+"""Charts as pictures in SVG, for every place that has no plotly: saved notebooks, pages made from them, code hosts
+(known_faults B66).
+
+Drawn here and not by plotly, which needs a browser and three seconds for a picture. Text is escaped; what is not
+finite is a gap.
+"""
+
+import html
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")  # Okabe and Ito: safe for colour blindness
+Points = tuple[Sequence[float], Sequence[float | None]]
+
+
+@dataclass(frozen=True)
+class Cells:
+    """A heat map: (S,) positions along, (R,) positions up, and (R,S) shares from 0 to 1."""
+
+    along: Sequence[float]
+    up: Sequence[float]
+    shares: Sequence[Sequence[float]]
+    color: str = COLORS[0]
+
+
+def picture(
+    title: str,
+    curves: Mapping[str, Points],
+    *,
+    size: tuple[int, int] = (700, 320),
+    colors: Sequence[str] = COLORS,
+    cells: Cells | None = None,
+    level: float | None = None,
+    floor: float | None = None,
+    stacked: bool = False,
+) -> str:
+    """One chart as an SVG element.
+
+    Args:
+        title: stands above it, and is what a screen reader says.
+        curves: steps and values by name; the names stand in the chart if there are several.
+        size: width and height in pixels.
+        colors: of the curves, in their order.
+        cells: a heat map, instead of curves.
+        level: a dotted line at this height.
+        floor: a value that the axis has to hold, such as 0.
+        stacked: the curves are areas on top of each other; they share their steps.
+    """
+    lines = {name: _finite(points) for name, points in curves.items()}
+    if stacked:
+        lines = _on_top(lines)
+    steps = [step for line in lines.values() for step, _ in line]
+    heights = [value for line in lines.values() for _, value in line if not math.isnan(value)]
+    if cells is not None:
+        steps, heights = list(cells.along), [min(cells.up) - _half(cells.up), max(cells.up) + _half(cells.up)]
+    heights += [value for value in (floor, level if heights else None) if value is not None]
+    plot = _Plot(size, steps, heights)
+    parts = [plot.frame(title)]
+    if cells is not None:
+        parts += plot.cells(cells)
+    if level is not None:
+        parts.append(plot.level(level))
+    painted = list(zip(lines.items(), _repeat(colors, len(lines)), strict=True))
+    for (_, line), color in reversed(painted) if stacked else painted:
+        parts.append(plot.area(line, color) if stacked else plot.curve(line, color))
+    if len(lines) > 1:
+        parts.append(plot.legend([(name, color) for (name, _), color in painted]))
+    return "".join([*parts, "</svg>"])
+
+
+class _Plot:
+    """Data to pixels, and the shapes."""
+
+    left, right, top, bottom = 54, 12, 42, 24
+
+    def __init__(self, size: tuple[int, int], steps: Sequence[float], heights: Sequence[float]) -> None:
+        self.width, self.height = size
+        self.first, self.last = (min(steps), max(steps)) if steps else (0.0, 1.0)
+        self.low, self.high = (min(heights), max(heights)) if heights else (0.0, 1.0)
+        if self.high == self.low:
+            self.low, self.high = self.low - 0.5, self.high + 0.5
+
+    def x(self, step: float) -> float:
+        share = (step - self.first) / ((self.last - self.first) or 1)
+        return self.left + share * (self.width - self.left - self.right)
+
+    def y(self, value: float) -> float:
+        share = (value - self.low) / (self.high - self.low)
+        return self.height - self.bottom - share * (self.height - self.bottom - self.top)
+
+    def frame(self, title: str) -> str:
+        """The opening tag, a white ground, the title, and the axes' ends."""
+        parts = [
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {self.width} {self.height}" width="{self.width}" '
+            f'height="{self.height}" role="img" aria-label="{html.escape(title)}" font-family="sans-serif" '
+            'font-size="11" fill="#444">',
+            f'<rect width="{self.width}" height="{self.height}" fill="white"/>',
+            f'<text x="6" y="16" font-size="13" font-weight="bold">{html.escape(title)}</text>',
+        ]
+        for value in (self.low, (self.low + self.high) / 2, self.high):
+            y = self.y(value)
+            parts.append(
+                f'<line x1="{self.left}" x2="{self.width - self.right}" y1="{y:.1f}" y2="{y:.1f}" stroke="#ddd"/>'
+            )
+            parts.append(f'<text x="{self.left - 5}" y="{y + 4:.1f}" text-anchor="end">{value:.3g}</text>')
+        for step, anchor in ((self.first, "start"), (self.last, "end")):
+            parts.append(f'<text x="{self.x(step):.1f}" y="{self.height - 9}" text-anchor="{anchor}">{step:g}</text>')
+        parts.append(f'<text x="{(self.width + self.left) / 2}" y="{self.height - 9}" text-anchor="middle">step</text>')
+        return "".join(parts)
+
+    def curve(self, line: Sequence[tuple[float, float]], color: str) -> str:
+        path, pen, dots = [], "M", []
+        for place, (step, value) in enumerate(line):
+            if math.isnan(value):
+                pen = "M"
+                continue
+            path.append(f"{pen}{self.x(step):.1f} {self.y(value):.1f}")
+            after = line[place + 1][1] if place + 1 < len(line) else math.nan
+            if pen == "M" and math.isnan(after):  # a point without a neighbour
+                dots.append(f'<circle cx="{self.x(step):.1f}" cy="{self.y(value):.1f}" r="1.8" fill="{color}"/>')
+            pen = "L"
+        return f'<path d="{"".join(path)}" fill="none" stroke="{color}" stroke-width="1.6"/>' + "".join(dots)
+
+    def area(self, line: Sequence[tuple[float, float]], color: str) -> str:
+        """From a line down to the floor; drawn from the topmost line to the lowest."""
+        path = "L".join(f"{self.x(step):.1f} {self.y(value):.1f}" for step, value in line)
+        floor = f"{self.y(self.low):.1f}"
+        return f'<path d="M{self.x(line[0][0]):.1f} {floor}L{path}V{floor}Z" fill="{color}"/>' if line else ""
+
+    def level(self, value: float) -> str:
+        y = self.y(value)
+        return f'<path d="M{self.left} {y:.1f}H{self.width - self.right}" stroke="{COLORS[1]}" stroke-dasharray="2 3"/>'
+
+    def cells(self, cells: Cells) -> list[str]:
+        edges = [self.x(step) for step in cells.along]
+        ends = [*edges[1:], self.width - self.right]
+        tall, most = _half(cells.up), max(max(row) for row in cells.shares) or 1
+        parts = []
+        for up, row in zip(cells.up, cells.shares, strict=True):
+            top, low = self.y(up + tall), self.y(up - tall)
+            for start, end, share in zip(edges, ends, row, strict=True):
+                if share > 0:
+                    parts.append(
+                        f'<rect x="{start:.1f}" y="{top:.1f}" width="{max(1.0, end - start):.1f}" '
+                        f'height="{low - top:.1f}" fill="{cells.color}" fill-opacity="{share / most:.2f}"/>'
+                    )
+        return parts
+
+    def legend(self, names: Sequence[tuple[str, str]]) -> str:
+        spans = [f'<tspan fill="{color}" dx="8">{html.escape(name)}</tspan>' for name, color in names]
+        return f'<text x="0" y="32">{"".join(spans)}</text>'
+
+
+def _finite(points: Points) -> list[tuple[float, float]]:
+    steps, values = points
+    pairs = zip(steps, values, strict=True)
+    return [(float(step), float(v) if v is not None and math.isfinite(v) else math.nan) for step, v in pairs]
+
+
+def _on_top(lines: dict[str, list[tuple[float, float]]]) -> dict[str, list[tuple[float, float]]]:
+    """Each line plus those before it."""
+    below: list[float] = []
+    result = {}
+    for name, line in lines.items():
+        below = [value + under for (_, value), under in zip(line, below or [0.0] * len(line), strict=True)]
+        result[name] = [(step, value) for (step, _), value in zip(line, below, strict=True)]
+    return result
+
+
+def _repeat(colors: Sequence[str], count: int) -> list[str]:
+    return [colors[place % len(colors)] for place in range(count)]
+
+
+def _half(positions: Sequence[float]) -> float:
+    """Half the smallest distance of neighbours: how far a cell reaches."""
+    gaps = [positions[place + 1] - positions[place] for place in range(len(positions) - 1)]
+    return min(gaps) / 2 if gaps else 0.5

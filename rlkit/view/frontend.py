@@ -1,0 +1,39 @@
+"""Where the output of this process is seen: a page that draws widgets, a notebook that nobody watches, or a terminal.
+
+A kernel is not told who listens. A server for people (Jupyter's, Colab's, VS Code's, Voila) leaves traces in the
+environment; nbclient and papermill leave none, and there a widget would be five megabytes of JavaScript in a file
+that cannot run it. An unknown front end gets the static picture, which is updated while the run goes.
+"""
+
+import importlib.util
+import os
+import sys
+from typing import Any, Literal
+
+FrontEnd = Literal["live", "static", "text"]
+NEEDED = ("ipywidgets", "anywidget", "plotly")
+TRACES = ("JPY_SESSION_NAME", "COLAB_RELEASE_TAG", "KAGGLE_KERNEL_RUN_TYPE", "DATABRICKS_RUNTIME_VERSION")
+
+
+def front_end() -> FrontEnd:
+    """What the view can be here."""
+    if shell() is None:
+        return "text"
+    known = any(name in os.environ for name in TRACES) or any(name.startswith("VSCODE_") for name in os.environ)
+    known = known or os.environ.get("SERVER_SOFTWARE", "").startswith("voila") or "google.colab" in sys.modules
+    return "live" if known and not missing() else "static"
+
+
+def shell() -> Any:
+    """The IPython shell of a kernel, or None: a script, a plain or an IPython terminal."""
+    if "IPython" not in sys.modules:
+        return None
+    from IPython import get_ipython
+
+    found = get_ipython()  # type: ignore[no-untyped-call, unused-ignore]
+    return found if getattr(found, "kernel", None) is not None else None
+
+
+def missing() -> list[str]:
+    """The libraries of the live view that are not installed."""
+    return [name for name in NEEDED if importlib.util.find_spec(name) is None]

@@ -1,0 +1,150 @@
+"""The state of a run as plain HTML: what a saved notebook shows when its kernel is gone, and pages that know no
+widgets.
+
+Charts are images (`<img src="data:image/svg+xml;base64,...">`): JupyterLab strips a bare `<svg>` from a notebook that
+it does not trust, and code hosts strip it always. The classes mathjax_ignore (JupyterLab) and tex2jax_ignore
+(nbconvert) keep a "$" in a completion from being typeset.
+
+Beside a live view the same HTML stands in the cell's output, and its style rules say which of the two is seen: this
+one, unless the live one is on the page. So nothing has to be replaced when a run or a kernel ends, however it ends.
+"""
+
+import base64
+import html
+import math
+from collections.abc import Sequence
+
+from rlkit.run.svg import COLORS, Cells, picture
+from rlkit.view.panels import Chart, History, charts_of
+from rlkit.view.text import as_html, visible
+
+ROWS, CELL = 8, 160  # completions in the table, characters of a text
+HEAT_COLUMNS = 60
+SIZE = (340, 180)
+
+
+def as_page(histories: Sequence[History], *, name: str = "", note: str = "") -> str:
+    """Headline, charts and newest completions as HTML that is safe to show.
+
+    Args:
+        histories: the runs.
+        name: of the live view that this one stands in for; "" for none.
+        note: plain text below.
+    """
+    many = len(histories) > 1
+    images = "".join(_image(chart, histories) for chart in charts_of(histories))
+    tables = "".join(_table(history, many) for history in histories[:2])
+    lines = "<br>".join(html.escape(headline(history)) for history in histories)
+    style = f"<style>{_rules(name)}</style>" if name else ""
+    return (
+        f'<div class="rlkit-static {name and name + "-static"} mathjax_ignore tex2jax_ignore">{style}'
+        f"<p>{lines or 'rlkit: the run has not begun.'}</p><div>{images}</div>{tables}"
+        f"{note and f'<p><small>{html.escape(note)}</small></p>'}</div>"
+    )
+
+
+def headline(history: History) -> str:
+    """Where a run stands, in a line of text."""
+    reader = history.reader
+    state = reader.state
+    parts = [f"Run {visible(reader.name)}"]
+    if "step" in state:
+        parts.append(f"step {state['step']}" + (f" of {state['max_steps']}" if state.get("max_steps") else ""))
+    status = state.get("status") or state.get("stopped")
+    if status:
+        parts.append(str(status))
+    for name in ("reward", "kl"):
+        curve = history.series.curves.get(name)
+        if curve is not None and curve.last is not None:
+            value = curve.last[1]
+            parts.append(f"{name} {value:.3f}" if math.isfinite(value) else f"{name} -")
+    return " · ".join(parts)
+
+
+def as_text(histories: Sequence[History]) -> str:
+    """The headlines, for places that show text only."""
+    return "\n".join(headline(history) for history in histories) or "rlkit: the run has not begun."
+
+
+def _rules(name: str) -> str:
+    """Which of the two is seen, and the theme's colour for the text of the live charts."""
+    here = f".jp-OutputArea:has(.{name}-static):not(:has(.{name}-live))"
+    error = ".jp-OutputArea-child:has(.jupyter-widgets):not(:has(.jupyter-widgets > *))"  # no view, only a message
+    grey = 'text[style*="fill: rgb(119, 119, 119)"]'
+    theme = "var(--jp-ui-font-color1, var(--vscode-foreground, rgb(119, 119, 119)))"
+    return (
+        f"body:has(.{name}-live) .{name}-static {{ display: none; }}"
+        f"{here} > .jp-OutputArea-child:has(.{name}-static) + {error} {{ display: none; }}"
+        f".{name}-live {grey} {{ fill: {theme} !important; }}"
+    )
+
+
+def _image(chart: Chart, histories: Sequence[History]) -> str:
+    svg = chart_as_svg(chart, [history.reader.name for history in histories])
+    source = base64.b64encode(svg.encode()).decode()
+    return (
+        f'<img width="{SIZE[0]}" height="{SIZE[1]}" alt="{html.escape(_spoken(chart))}" '
+        f'src="data:image/svg+xml;base64,{source}">'
+    )
+
+
+def _spoken(chart: Chart) -> str:
+    """A chart for a reader who cannot see it: the last values."""
+    ends = [(line, [value for value in line.values if math.isfinite(value)]) for line in chart.lines]
+    said = ", ".join(f"{line.label} {values[-1]:.4g}" for line, values in ends if values)
+    return f"{chart.title}: {said}" if said else chart.title
+
+
+def chart_as_svg(chart: Chart, runs: Sequence[str], size: tuple[int, int] = SIZE) -> str:
+    """One chart as an SVG picture; with several runs their curves are told apart by colour."""
+    many = len(runs) > 1
+    floor = 0.0 if chart.from_zero else None
+    if chart.heat is not None:
+        keep = slice(None, None, math.ceil(len(chart.heat.steps) / HEAT_COLUMNS))
+        shares = chart.heat.shares[:, keep].tolist()
+        color = COLORS[chart.run % len(COLORS)]
+        cells = Cells(chart.heat.steps[keep].tolist(), chart.heat.rewards.tolist(), shares, color)
+        return picture(chart.title, {}, size=size, cells=cells)
+    lines = chart.lines
+    if many:  # one curve a run: the first of the chart
+        lines = tuple(line for line in lines if line.label == lines[0].label)
+    curves = {
+        (visible(runs[line.run], 24) + " " * line.run if many else line.label): (
+            line.steps.tolist(),
+            line.values.tolist(),
+        )
+        for line in lines
+    }
+    colors = [COLORS[line.run % len(COLORS)] for line in lines] if many else COLORS
+    return picture(chart.title, curves, size=size, colors=colors, level=chart.warn, floor=floor, stacked=chart.stacked)
+
+
+def _table(history: History, many: bool) -> str:
+    """The newest completions: the best and the worst."""
+    reader = history.reader
+    steps = reader.rollout_steps
+    wanted = ["prompt", "completion", "reward", "advantage", "length", "truncated"]
+    frame = reader.rollouts(steps[-1], columns=wanted) if steps else None
+    if frame is None or not len(frame) or "completion" not in frame:
+        return ""
+    total = len(frame)
+    if "reward" in frame:
+        frame = frame.sort_values("reward", ascending=False, kind="stable")
+    if total > ROWS:
+        import pandas as pd
+
+        frame = pd.concat([frame.head(ROWS // 2), frame.tail(ROWS // 2)])
+    shown = [name for name in wanted if name in frame]
+    head = "".join(f"<th>{name}</th>" for name in shown)
+    body = "".join(f"<tr>{''.join(_cell(value) for value in row)}</tr>" for row in frame[shown].itertuples(index=False))
+    which = f", the {ROWS // 2} best and the {ROWS // 2} worst of {total}" if total > ROWS else ""
+    title = f"Completions of step {steps[-1]}{which}" + (f" ({visible(reader.name)})" if many else "")
+    return f"<table><caption>{html.escape(title)}</caption><tr>{head}</tr>{body}</table>"
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, str):
+        return f'<td style="text-align:left">{as_html(value, CELL)}</td>'
+    if isinstance(value, float):
+        return f"<td>{value:.3g}</td>"
+    return f"<td>{html.escape(str(value))}</td>"

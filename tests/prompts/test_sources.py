@@ -1,0 +1,246 @@
+"""Every form of dataset gives the same prompts; streams repeat, skip and resume."""
+
+import json
+
+import pytest
+from builders import tiny_policy
+
+import rlkit as rl
+
+ROWS = [{"prompt": f"{row}+1=", "answer": row + 1, "note": None if row % 2 else "odd"} for row in range(10)]
+
+
+@pytest.fixture(scope="module")
+def shared():
+    return tiny_policy().reference()
+
+
+def texts(batch):
+    return [row["prompt"] for row in batch.rows]
+
+
+def as_list(folder):
+    return ROWS
+
+
+def as_dataset(folder):
+    import datasets
+
+    return datasets.Dataset.from_list(ROWS)
+
+
+def as_frame(folder):
+    import pandas as pd
+
+    return pd.DataFrame(ROWS)
+
+
+def as_json(folder):
+    (folder / "rows.json").write_text(json.dumps(ROWS))
+    return str(folder / "rows.json")
+
+
+def as_jsonl(folder):
+    (folder / "rows.jsonl").write_text("\n".join(map(json.dumps, ROWS)))
+    return folder / "rows.jsonl"
+
+
+def as_parquet(folder):
+    as_dataset(folder).to_parquet(folder / "rows.parquet")
+    return folder / "rows.parquet"
+
+
+def as_csv(folder):
+    as_dataset(folder).to_csv(folder / "rows.csv")
+    return folder / "rows.csv"
+
+
+def as_folder(folder):
+    as_dataset(folder).select(range(5)).to_parquet(folder / "a.parquet")
+    as_dataset(folder).select(range(5, 10)).to_parquet(folder / "b.parquet")
+    return folder
+
+
+def as_saved(folder):
+    as_dataset(folder).save_to_disk(str(folder / "saved"))
+    return folder / "saved"
+
+
+FORMS = [as_list, as_dataset, as_frame, as_json, as_jsonl, as_parquet, as_csv, as_folder, as_saved]
+
+
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__)
+def test_every_form_gives_the_same_rows_with_the_same_ids(form, shared, tmp_path, monkeypatch):
+    """B35: a row is known by its content, whatever it came in."""
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    folder = tmp_path / "data"
+    folder.mkdir()
+    want = rl.PromptLoader(ROWS, shared, batch_size=10, seed=4).next_batch()
+    got = rl.PromptLoader(form(folder), shared, batch_size=10, seed=4).next_batch()
+    assert got.rows == want.rows and got.token_ids == want.token_ids
+    assert got.row_id.tolist() == want.row_id.tolist()
+
+
+def test_message_lists_in_a_frame_read_from_parquet_are_messages():
+    """pandas reads lists back as arrays."""
+    import numpy as np
+    import pandas as pd
+
+    from rlkit.prompts import as_rows
+
+    message = {"role": "user", "content": "1+1="}
+    frame = pd.DataFrame({"prompt": [np.array([message], dtype=object)], "answer": [np.int64(2)]})
+    assert as_rows(frame, "test") == [{"prompt": [message], "answer": 2}]
+
+
+BAD = {
+    "missing": ("nowhere/at-all", FileNotFoundError, r"no file or folder 'nowhere/at-all'.*load_dataset"),
+    "kind": ("rows.txt", ValueError, r"must be a \.json, \.jsonl, \.parquet, \.csv file"),
+    "broken": ("broken.jsonl", ValueError, "could not be read"),
+    "mixed": ("mixed", ValueError, r"files of one such kind.*found \['.csv', '.json'\]"),
+    "splits": ("splits", ValueError, r"has the splits \['train', 'test'\]; load it with datasets and pass one"),
+    "empty folder": ("empty", ValueError, "found no such file"),
+}
+
+
+@pytest.mark.parametrize(("name", "kind", "message"), BAD.values(), ids=BAD.keys())
+def test_a_path_that_cannot_be_read_says_why(name, kind, message, shared, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rows.txt").write_text("1+1=")
+    (tmp_path / "broken.jsonl").write_text('{"prompt": "1')
+    for folder, files in {"mixed": ("a.csv", "b.json"), "splits": ("train.json", "test.json"), "empty": ()}.items():
+        (tmp_path / folder).mkdir()
+        for file in files:
+            (tmp_path / folder / file).write_text(json.dumps(ROWS))
+    with pytest.raises(kind, match=message):
+        rl.PromptLoader(name, shared, batch_size=2)
+
+
+# --- streams ---
+
+
+def numbered():
+    yield from ROWS
+
+
+def stream_of(kind):
+    import datasets
+
+    return numbered if kind == "function" else datasets.IterableDataset.from_generator(numbered)
+
+
+kinds = pytest.mark.parametrize("kind", ["function", "IterableDataset"])
+
+
+@kinds
+def test_a_stream_is_served_epoch_after_epoch(kind, shared):
+    """B30: each row once an epoch, a smaller last batch, group ids that go on."""
+    loader = rl.PromptLoader(stream_of(kind), shared, batch_size=4, shuffle=False)
+    batches = [loader.next_batch() for _ in range(6)]
+    assert [len(batch) for batch in batches] == [4, 4, 2] * 2
+    assert [t for batch in batches for t in texts(batch)] == [row["prompt"] for row in ROWS] * 2
+    assert [g for batch in batches for g in batch.group_id.tolist()] == list(range(20))
+    assert loader.epoch == 2
+
+
+@kinds
+@pytest.mark.parametrize("size", [2, 3, 5, 10])
+def test_the_epoch_ends_with_the_last_row_and_not_later(kind, size, shared):
+    loader = rl.PromptLoader(stream_of(kind), shared, batch_size=size, shuffle=False)
+    for _ in range(-(-10 // size)):
+        assert loader.epoch == 0
+        loader.next_batch()
+    assert loader.epoch == 1
+
+
+def test_a_shuffled_stream_has_another_order_each_epoch_and_the_same_with_the_same_seed(shared):
+    def order(seed):
+        loader = rl.PromptLoader(stream_of("IterableDataset"), shared, batch_size=10, seed=seed)
+        return [tuple(texts(loader.next_batch())) for _ in range(3)]
+
+    first = order(1)
+    assert len(set(first)) == 3 and all(sorted(one) == sorted(first[0]) for one in first)
+    assert order(1) == first and order(2) != first
+
+
+@pytest.mark.parametrize("kind", ["function", "shuffled", "skipping"])
+@pytest.mark.parametrize("done", [0, 1, 2, 3, 5])
+def test_a_stream_goes_on_from_a_saved_position(kind, done, shared):
+    """B30: by skipping what was read, through JSON."""
+
+    def fresh():
+        options = {"max_prompt_length": 4, "on_long": "skip"} if kind == "skipping" else {}
+        long = [{"prompt": "1" * (2 + row % 4)} for row in range(12)]
+        stream = {"function": numbered, "skipping": lambda: iter(long), "shuffled": stream_of("IterableDataset")}[kind]
+        return rl.PromptLoader(stream, shared, batch_size=4, seed=3, shuffle=kind == "shuffled", **options)
+
+    loader = fresh()
+    for _ in range(done):
+        loader.next_batch()
+    state = json.loads(json.dumps(loader.state_dict()))
+    other = fresh()
+    other.load_state_dict(state)
+    for _ in range(5):
+        want, got = loader.next_batch(), other.next_batch()
+        assert got.rows == want.rows and got.token_ids == want.token_ids
+        assert got.row_id.tolist() == want.row_id.tolist() and got.group_id.tolist() == want.group_id.tolist()
+
+
+def test_a_loop_that_is_left_goes_on_with_the_same_rows_of_a_stream(shared, tmp_path):
+    """run.steps puts the position back when a step was not finished; the stream is then read again up to it."""
+    loader = rl.PromptLoader(numbered, shared, batch_size=4, shuffle=False)
+    run = rl.Run(tmp_path / "run")
+    for step, batch in run.steps(loader, 3, progress=False):
+        seen = texts(batch)
+        if step == 1:
+            break
+    for _, batch in run.steps(loader, 3, progress=False):
+        assert texts(batch) == seen
+        break
+
+
+def test_streams_say_what_they_cannot_do(shared):
+    loader = rl.PromptLoader(numbered, shared, batch_size=4, shuffle=False)
+    with pytest.raises(TypeError, match=r"a stream has no length; run\.steps"):
+        len(loader)
+    assert "a stream of prompts" in repr(loader)
+    with pytest.raises(ValueError, match="a function's rows come in its own order; pass shuffle=False"):
+        rl.PromptLoader(numbered, shared, batch_size=4)
+    with pytest.raises(ValueError, match="the stream is empty"):
+        rl.PromptLoader(lambda: iter(()), shared, batch_size=4, shuffle=False)
+    with pytest.raises(TypeError, match="must return an iterator of rows, got NoneType"):
+        rl.PromptLoader(lambda: None, shared, batch_size=4, shuffle=False)
+    with pytest.raises(TypeError, match="expected rows that are dicts, got str"):
+        rl.PromptLoader(lambda: iter(["1"]), shared, batch_size=4, shuffle=False)
+    with pytest.raises(TypeError, match="can be read only once"):
+        rl.PromptLoader(numbered(), shared, batch_size=4)
+    with pytest.raises(TypeError, match=r"evaluate: .*Take the rows you need first"):
+        rl.evaluate(shared, stream_of("IterableDataset"), lambda completions: [0.0] * len(completions))
+
+
+def test_a_stream_without_a_batch_ends_with_an_error_and_not_never(shared):
+    """B41's kind: no endless search."""
+    long = [{"prompt": "1" * 9}] * 3
+    loader = rl.PromptLoader(
+        lambda: iter(long), shared, batch_size=2, shuffle=False, max_prompt_length=8, on_long="skip"
+    )
+    with pytest.raises(ValueError, match="the stream has no batch to serve"):
+        loader.next_batch()
+    loader = rl.PromptLoader(lambda: iter(ROWS[:3]), shared, batch_size=4, shuffle=False, drop_last=True)
+    with pytest.raises(ValueError, match="the stream has no batch to serve"):
+        loader.next_batch()
+
+
+def test_long_prompts_of_a_stream_are_named_by_their_row(shared):
+    """B55."""
+    loader = rl.PromptLoader(
+        lambda: iter([*ROWS, {"prompt": "1" * 9}]), shared, batch_size=4, shuffle=False, max_prompt_length=8
+    )
+    loader.next_batch(), loader.next_batch()
+    with pytest.raises(ValueError, match=r"1 prompt\(s\) are longer than 8 tokens: row 10 \(9 tokens\)"):
+        loader.next_batch()
+
+
+def test_drop_last_of_a_stream_serves_whole_batches(shared):
+    loader = rl.PromptLoader(numbered, shared, batch_size=4, shuffle=False, drop_last=True)
+    assert [texts(loader.next_batch())[0] for _ in range(5)] == ["0+1=", "4+1=", "0+1=", "4+1=", "0+1="]

@@ -1,0 +1,145 @@
+"""Code is run within bounds of time, memory, network and processes, and nothing is left behind."""
+
+import os
+import socket
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+
+from rlkit.rewards import PythonTests, python_tests
+from rlkit.rewards import code_tests as module
+from rlkit.rewards.code_tests import code_of, own_namespaces
+
+ADD = ["assert add(1, 2) == 3", "assert add(-1, 1) == 0"]
+
+
+@pytest.fixture(params=["namespaces", "limits only"])
+def isolation(request, monkeypatch):
+    """With the kernel's namespaces, and as on a machine that does not allow them."""
+    if request.param == "limits only":
+        monkeypatch.setattr(module, "own_namespaces", tuple)
+    elif not own_namespaces():
+        pytest.skip("unshare is not allowed here")
+    return request.param
+
+
+def leftovers(mark):
+    """Processes that have the mark in their command line or environment."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            text = (process / "cmdline").read_bytes() + (process / "environ").read_bytes()
+        except OSError:
+            continue
+        if mark.encode() in text and int(process.name) != os.getpid():
+            found.append(int(process.name))
+    return found
+
+
+def test_code_is_judged_by_its_tests(isolation):
+    codes = {
+        "def add(a, b): return a + b": 1.0,
+        "Here:\n```python\ndef add(a, b):\n    return a + b\n```\nDone.": 1.0,
+        "<think>```python\nadd = max\n```</think>```py\nadd = lambda a, b: a + b\n```": 1.0,
+        "def add(a, b): return 3": 0.0,
+        "def add(a, b) return": 0.0,
+        "": 0.0,
+        "import sys; sys.exit(0)": 0.0,
+        "import os; os._exit(0)": 0.0,
+        "print('x' * 1000000)\ndef add(a, b): return a + b": 1.0,
+        "import asyncio\nasync def f(a, b): return a + b\ndef add(a, b): return asyncio.run(f(a, b))": 1.0,
+        "\x00": 0.0,
+        "def add(a, b): raise SystemExit": 0.0,
+    }
+    assert python_tests(list(codes), tests=[ADD] * len(codes)) == list(codes.values())
+    messages = [[{"role": "assistant", "content": code}] for code in codes]
+    assert python_tests(messages[:3], tests=[ADD[0]] * 3) == [1.0] * 3
+
+
+def test_a_surrogate_is_no_code():
+    assert python_tests(["x = '\ud800'"], tests=["assert True"]) in ([0.0], [1.0])
+
+
+def test_rows_without_tests_abstain_and_part_of_them_counts_if_asked():
+    half = "def add(a, b): return 3"
+    assert python_tests([half] * 3, tests=[None, [], ""]) == [None] * 3
+    assert PythonTests(partial=True)([half], tests=[ADD]) == [0.5]
+    assert PythonTests("checks")([half], checks=["assert add(1, 2) == 3"]) == [1.0]
+    with pytest.raises(ValueError, match="there is no column 'tests'"):
+        python_tests([half], checks=ADD)
+    for bad in ({"timeout": 0}, {"memory_mb": 1}, {"processes": 0}):
+        with pytest.raises(ValueError, match="expected timeout > 0"):
+            PythonTests(**bad)
+
+
+SLOW = {
+    "a loop": "while True: pass",
+    "a sleep": "import time\nwhile True: time.sleep(1)",
+    "a regular expression": "import re\nre.match('(a+)+$', 'a' * 40 + 'b')",
+    "a loop that catches": "while True:\n    try:\n        while True: pass\n    except BaseException: pass",
+    "one long call": "sum(range(10**12))",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("code", SLOW.values(), ids=SLOW.keys())
+def test_endless_code_costs_its_time_and_no_more(isolation, code):
+    """Compared with a sleep that ends by itself, on the same machine at the same time."""
+    mark = f"mark{time.time_ns()}"
+    start = time.perf_counter()
+    assert PythonTests(timeout=1)([f"{code}  # {mark}"], tests=["assert True"]) == [0.0]
+    took = time.perf_counter() - start
+    start = time.perf_counter()
+    assert PythonTests(timeout=60)(["import time; time.sleep(1)"], tests=["assert True"]) == [1.0]
+    assert took < 3 * (time.perf_counter() - start) + 3
+    assert not leftovers("rlkit-code-")
+
+
+def test_memory_is_bounded(isolation):
+    hog = "x = []\nwhile True: x.append(bytes(10 << 20))"
+    assert PythonTests(memory_mb=128)([hog, "x = 1"], tests=["assert True"] * 2) == [0.0, 1.0]
+    assert PythonTests(memory_mb=256)(["x = bytes(100 << 20)"], tests=["assert len(x) > 1"]) == [1.0]
+
+
+def test_there_is_no_network(isolation):
+    """A server of ours listens on the loopback: the code cannot reach it, and we can."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        reach = f"import socket\ns = socket.create_connection(('127.0.0.1', {port}), timeout=2)"
+        exec(reach, {})
+        datagram = f"import socket\nsocket.socket(type=socket.SOCK_DGRAM).sendto(b'x', ('127.0.0.1', {port}))"
+        name = "import socket\nsocket.getaddrinfo('localhost', 80)"
+        assert python_tests([reach, datagram, name], tests=["assert True"] * 3) == [0.0] * 3
+
+
+def test_nothing_is_left_behind(isolation, tmp_path):
+    """Children, sessions of their own, files."""
+    before = set(Path(tempfile.gettempdir()).glob("rlkit-code-*"))
+    escape = (
+        "import os, time\nif os.fork() == 0:\n    os.setsid()\n    if os.fork() == 0: time.sleep(60)\n    os._exit(0)\n"
+    )
+    spawn = "import subprocess\nsubprocess.Popen(['sleep', '60'], start_new_session=True)"
+    thread = "import threading, time\nthreading.Thread(target=time.sleep, args=(60,)).start()"
+    write = "open('left.txt', 'w').write('x')"
+    big = "f = open('big', 'wb')\nfor _ in range(100): f.write(bytes(1 << 20))"
+    start = time.perf_counter()
+    got = python_tests([escape, spawn, thread, write, big], tests=["assert True"] * 5)
+    assert got == [0.0, 0.0, 1.0, 1.0, 0.0]
+    assert time.perf_counter() - start < 55
+    assert not leftovers("rlkit-code-")
+    assert set(Path(tempfile.gettempdir()).glob("rlkit-code-*")) <= before
+
+
+def test_the_environment_is_empty(isolation, monkeypatch):
+    """What is not given cannot be read: no tokens, no path of ours."""
+    monkeypatch.setenv("SECRET_TOKEN", "s3cret")
+    monkeypatch.setenv("PYTHONPATH", os.getcwd())
+    code = "import os, sys\nleft = 'SECRET_TOKEN' in os.environ\nours = 'rlkit' in sys.modules"
+    assert python_tests([code], tests=["assert not left and not ours"]) == [1.0]
+
+
+def test_code_is_the_last_block():
+    assert code_of("```\na\n```\n```python\nb\n```") == "b\n"
+    assert code_of("x = 1") == "x = 1" and code_of("```python\nnever closed") == "```python\nnever closed"
