@@ -31,11 +31,11 @@ WARM_UP = 4  # prompts
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="smollm2", help="a folder, a hub id or an offline model (smollm2)")
-    parser.add_argument("--rows", type=int, default=32, help="completions of a load (32)")
+    parser.add_argument("--rows", type=int, default=16, help="completions of a load (16)")
     parser.add_argument("--tokens", type=int, default=32, help="length of each completion of the equal load (32)")
-    parser.add_argument("--longest", type=int, default=96, help="longest completion of the skewed load (96)")
+    parser.add_argument("--longest", type=int, default=64, help="longest completion of the skewed load (64)")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=240, help="no new round after so many (240)")
+    parser.add_argument("--seconds", type=float, default=120, help="no new round after so many of rounds (120)")
     parser.add_argument("--server", action="store_true", help="a vLLM server of its own too")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
@@ -52,8 +52,9 @@ def main() -> None:
         for engine in engines.values():  # starts, compiles, and takes the weights
             rl.sample(engine, [LONG] * WARM_UP, num_generations=1, max_completion_length=4, seed=0)
         speeds = {load: {name: [] for name in engines} for load in loads}
+        rounds_started = time.perf_counter()
         for round_number in range(options.rounds):
-            if time.perf_counter() - started > options.seconds:
+            if time.perf_counter() - rounds_started > options.seconds:
                 break
             for load, (batch, params) in loads.items():
                 names = list(engines)

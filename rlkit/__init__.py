@@ -9,9 +9,8 @@ completion tokens, L prompt tokens, V vocabulary, K reward functions. One mask m
 from rlkit import _openmp, losses, metrics, oracle, rewards, tasks  # _openmp first: it acts before torch is loaded
 from rlkit.advantages import compute_kl, compute_loo_advantage, compute_optimal_advantage, optimal_value
 from rlkit.card import model_card
-from rlkit.engines import ContinuousBatching, Server, VLLMColocate, VLLMMemory, VLLMServer, serve, vllm_memory
 from rlkit.comparison import Comparison
-from rlkit.engines import Server, VLLMColocate, VLLMMemory, VLLMServer, serve, vllm_memory
+from rlkit.engines import ContinuousBatching, Server, VLLMColocate, VLLMMemory, VLLMServer, serve, vllm_memory
 from rlkit.evaluate import Evaluation, evaluate
 from rlkit.export import ExportError, export
 from rlkit.groups import Accumulated, accumulate, drop_uninformative_groups
@@ -38,9 +37,9 @@ del _openmp
 __all__ = [
     "RLOO",
     "AStarPO",
-    "ContinuousBatching",
     "Accumulated",
     "Comparison",
+    "ContinuousBatching",
     "Dashboard",
     "EngineError",
     "Evaluation",
