@@ -10,7 +10,7 @@ from rlkit import _openmp, losses, metrics, oracle, rewards, tasks  # _openmp fi
 from rlkit.advantages import compute_kl, compute_loo_advantage, compute_optimal_advantage, optimal_value
 from rlkit.card import model_card
 from rlkit.comparison import Comparison
-from rlkit.engines import Server, VLLMColocate, VLLMMemory, VLLMServer, serve, vllm_memory
+from rlkit.engines import ContinuousBatching, Server, VLLMColocate, VLLMMemory, VLLMServer, serve, vllm_memory
 from rlkit.evaluate import Evaluation, evaluate
 from rlkit.export import ExportError, export
 from rlkit.groups import Accumulated, accumulate, drop_uninformative_groups
@@ -39,6 +39,7 @@ __all__ = [
     "AStarPO",
     "Accumulated",
     "Comparison",
+    "ContinuousBatching",
     "Dashboard",
     "EngineError",
     "Evaluation",

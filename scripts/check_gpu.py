@@ -1,8 +1,11 @@
-"""Check on a machine with GPUs what could only be shown on CPUs so far (docs/scaling.md). At most 5 minutes.
+"""Check on a machine with GPUs what could only be shown on CPUs so far (docs/scaling.md, docs/engines.md).
 
     python scripts/check_gpu.py                    every GPU of this machine
     python scripts/check_gpu.py --nproc 2          so many processes
+    python scripts/check_gpu.py --only engines     only vLLM and continuous batching; or: --only training
     python scripts/check_gpu.py --cpu --nproc 2    the same checks with gloo, to try the script itself
+
+At most 5 minutes: what does not fit is skipped, and a check that hangs is ended. No GPU was there to run it on.
 
 Each check prints PASS, FAIL or SKIP with a reason; the last line counts them, and the exit status is 1 if one failed.
 The model is tiny-add, which ships with rlkit; nothing is downloaded. Training is compared with one process on the same
@@ -13,6 +16,7 @@ import argparse
 import contextlib
 import importlib.util
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -20,8 +24,11 @@ import time
 from pathlib import Path
 
 import torch
+from check_gpu_engines import CHECKS as ENGINES
 
 SECONDS = 300
+ENGINE_SECONDS = 110  # of one check of an engine; vLLM takes most of a minute to start with CUDA graphs
+LEAST_SECONDS = 20  # with less left nothing is begun
 # SGD passes float32's rounding on as it is; AdamW with its default eps would turn it into steps of a learning rate.
 TOLERANCE = 1e-4  # of weights after 3 updates: GPUs add in another order, and other sizes get other kernels
 STEPS = 3
@@ -31,12 +38,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--cpu", action="store_true", help="use CPUs and gloo")
     parser.add_argument("--nproc", type=int, help="processes; default: one for each GPU, 2 with --cpu")
+    parser.add_argument("--only", choices=["training", "engines"], help="one half of the checks")
     parser.add_argument("--worker", metavar="FOLDER", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
         work(Path(options.worker))
         return 0
-    return Checks(options.cpu, options.nproc).run()
+    return Checks(options.cpu, options.nproc).run(options.only)
 
 
 class Checks:
@@ -49,7 +57,7 @@ class Checks:
         self.counts = {"PASS": 0, "FAIL": 0, "SKIP": 0}
         self.folder = Path(tempfile.mkdtemp(prefix="rlkit-check-"))
 
-    def run(self) -> int:
+    def run(self, only: str | None) -> int:
         name = "CPU" if self.cpu else "no GPU"
         if not self.cpu and torch.cuda.is_available():
             name = f"{torch.cuda.device_count()} x {torch.cuda.get_device_name(0)}, CUDA {torch.version.cuda}"
@@ -57,6 +65,14 @@ class Checks:
         if not self.cpu and not torch.cuda.is_available():
             self.say("FAIL", "GPU", "torch sees none; use --cpu to try the script itself")
             return self.end()
+        if only != "training":
+            for name in ENGINES:
+                self.engine(name)
+        if only != "engines":
+            self.training()
+        return self.end()
+
+    def training(self) -> None:
         single = self.launch("single", 1)
         if single is not None:
             self.one_process(single)
@@ -70,7 +86,37 @@ class Checks:
         self.say(
             "SKIP", "4-bit weights", "not checked here: rlkit passes the options on to transformers and bitsandbytes"
         )
-        return self.end()
+
+    def engine(self, name: str) -> None:
+        """One check of scripts/check_gpu_engines.py, in a session of its own that ends with it."""
+        left = SECONDS - (time.perf_counter() - self.started)
+        if left < LEAST_SECONDS:
+            self.say("SKIP", name, f"the {SECONDS} s are over; try --only engines")
+            return
+        log = self.folder / f"{name}.txt"
+        command = [sys.executable, str(Path(__file__).with_name("check_gpu_engines.py")), name]
+        env = os.environ | {"PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "1", "VLLM_LOGGING_LEVEL": "WARNING"}
+        if self.cpu:
+            command, env = [*command, "--cpu"], env | {"CUDA_VISIBLE_DEVICES": ""}
+        with open(log, "w", encoding="utf-8") as output:
+            process = subprocess.Popen(
+                command, env=env, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+            )
+            try:
+                status: int | str = process.wait(timeout=min(ENGINE_SECONDS, left))
+            except subprocess.TimeoutExpired:
+                status = "no end: it hangs or is too slow"
+            with contextlib.suppress(ProcessLookupError):  # a vLLM server that it started ends with it
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+        for line in lines:
+            verdict, _, rest = line.partition("  ")
+            if verdict in self.counts and ": " in rest:
+                self.say(verdict, *rest.split(": ", 1))
+        if status != 0:
+            self.say("FAIL", name, f"status {status}; see {log}")
+            print("    " + "\n    ".join(lines[-12:]))
 
     def one_process(self, single: list[dict]) -> None:
         found = single[0]
@@ -125,7 +171,7 @@ class Checks:
 
     def launch(self, strategy: str, nproc: int) -> list[dict] | None:
         left = SECONDS - (time.perf_counter() - self.started)
-        if left < 20:
+        if left < LEAST_SECONDS:
             self.say("SKIP", strategy, f"the {SECONDS} s are over")
             return None
         folder = self.folder / strategy

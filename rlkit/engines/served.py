@@ -1,6 +1,7 @@
 """What a vLLM server loads: a folder with a plain checkpoint for a policy or an offline model, else what is named."""
 
 import contextlib
+import copy
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -53,7 +54,9 @@ def save_served(policy: "Policy", folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     lm = causal_lm_of(policy.model)
-    lm.config.save_pretrained(folder)
+    config = copy.deepcopy(lm.config)
+    config.architectures = [type(lm).__name__]  # a GGUF file's config names the model without its head
+    config.save_pretrained(folder)
     if getattr(lm, "generation_config", None) is not None:
         lm.generation_config.save_pretrained(folder)
     policy.tokenizer.save_pretrained(folder)

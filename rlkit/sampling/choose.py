@@ -15,7 +15,11 @@ if TYPE_CHECKING:
 
 
 class Chooser:
-    """Turns logits into tokens under the sampling settings; returns the policy's own log-probability beside each."""
+    """Turns logits into tokens under the sampling settings; returns the policy's own log-probability beside each.
+
+    Attributes:
+        looks_back: the choice depends on the tokens before it, so the rows of one call must be equally long.
+    """
 
     def __init__(self, policy: "Policy", params: SamplingParams, prompts: list[list[int]]) -> None:
         from transformers import RepetitionPenaltyLogitsProcessor, StopStringCriteria
@@ -32,6 +36,7 @@ class Chooser:
             )
         self.unused = torch.tensor(policy.unused_ids, dtype=torch.int64, device=policy.device)
         self.regex = None if params.regex is None else RegexMask(policy, params.regex, len(prompts))
+        self.looks_back = params.min_completion_length > 0 or self.penalty is not None or self.regex is not None
         self.stop: Any = None
         if params.stop_strings:
             try:

@@ -17,6 +17,7 @@ import rlkit as rl
 from rlkit.cli import main
 from rlkit.engines import server_settings, serving
 from rlkit.engines.in_process import InProcessLLM
+from rlkit.engines.served import save_served
 from rlkit.engines.server_settings import ServerSettings, check_port, free_port, serve_command, serve_environment
 
 WAIT_SECONDS = 60
@@ -225,3 +226,11 @@ def test_the_server_of_a_notebook_says_why_it_did_not_start(monkeypatch, tmp_pat
     monkeypatch.setattr(serving, "serve_environment", lambda settings, environment: dict(os.environ))
     with pytest.raises(RuntimeError, match=r"vLLM ended before it was ready(.|\n)*ValueError: no such model"):
         rl.serve("org/model", log=tmp_path / "log")
+
+
+def test_a_served_model_names_its_class(tmp_path):
+    policy = rl.load_policy("tiny-add")
+    policy.model.config.architectures = ["LlamaModel"]  # as the config of a GGUF file does: without its head
+    config = json.loads((save_served(policy, tmp_path) / "config.json").read_text(encoding="utf-8"))
+    assert config["architectures"] == ["LlamaForCausalLM"]
+    assert policy.model.config.architectures == ["LlamaModel"]  # the policy is not changed
