@@ -22,6 +22,7 @@ DASHES = ("solid", "dash", "dot", "dashdot")
 STROKES = ("——", "– –", "· · ·", "– ·")
 COLUMNS, ROW, TOP, BOTTOM = 3, 178, 26, 24  # charts side by side; pixels
 LETTERS = 58  # that fit above a chart
+MOST_TICKS = 5  # rewards that are named one by one
 
 
 class Charts:
@@ -46,6 +47,7 @@ class Charts:
         figure.update_layout(_frame(30 if self._many else 2))
         self._charts: dict[str, int] = {}  # title -> number of the subplot
         self._traces: dict[tuple[Any, ...], Any] = {}
+        self._ticks: dict[str, list[float]] = {}
         self._sent: dict[tuple[Any, ...], tuple[dict[str, np.ndarray], str]] = {}
         self.figure: Any = figure
         self.draw()
@@ -70,6 +72,8 @@ class Charts:
         with self.figure.batch_update():
             if new:
                 self._arrange([chart.title for chart in charts], {chart.title: chart for chart in charts})
+            for chart in charts:
+                self._mark_rewards(chart)
             for key, trace in wanted:
                 if key not in self._traces:
                     continue
@@ -117,6 +121,17 @@ class Charts:
             if chart.warn is not None:
                 shapes.append(_level(chart.warn, axis))
         layout.annotations, layout.shapes = notes, shapes
+
+    def _mark_rewards(self, chart: Chart) -> None:
+        """Where there are few different rewards the axis of a heat map names exactly those."""
+        if chart.heat is None:
+            return
+        ticks = chart.heat.rewards.tolist() if len(chart.heat.rewards) <= MOST_TICKS else []
+        if ticks != self._ticks.get(chart.title, []):
+            number = self._charts[chart.title]
+            axis = self.figure.layout[f"yaxis{number if number > 1 else ''}"]
+            axis.update(tickmode="array" if ticks else "auto", tickvals=ticks or None)
+            self._ticks[chart.title] = ticks
 
     def _traces_of(self, chart: Chart) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
         number = self._charts[chart.title]
@@ -205,6 +220,7 @@ def _heat(chart: Chart, color: str) -> dict[str, Any]:
         "x": chart.heat.steps,
         "y": chart.heat.rewards,
         "z": chart.heat.shares,
+        "ygap": 2 if len(chart.heat.rewards) <= MOST_TICKS else 0,
         "showscale": False,
         "showlegend": False,
         "zmin": 0.0,
@@ -271,6 +287,7 @@ def _axis(anchor: str, domain: list[float]) -> dict[str, Any]:
         "zeroline": False,
         "tickfont": {"size": 10, "color": GREY},
         "nticks": 5,
+        "ticks": "",
         "exponentformat": "e",
         "ticklabelstandoff": 3,
     }

@@ -9,18 +9,15 @@ import time
 from pathlib import Path
 
 import pytest
+from lab import ARGUMENTS, CHROMIUM
 from run_folders import HOSTILE, add_step, hostile_rows, rows, write_rollout, write_run, write_state
 
 from rlkit.run.reader import RunReader
 from rlkit.view import completions, data
 
 pytestmark = pytest.mark.browser
-playwright = pytest.importorskip("playwright.sync_api")
 
 SOURCES = Path(data.__file__).parent
-CHROMIUM = "/usr/bin/chromium"
-ARGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-        "--disable-component-update", "--disable-sync"]  # fmt: skip
 SITE = "http://panel.test/"
 PATIENCE = 20_000  # ms, until something that must come is given up
 HTML = """<!doctype html><html lang="en"><meta charset="utf-8"><title>panel</title><link rel="icon" href="data:,">
@@ -44,13 +41,10 @@ window.ready = true;
 
 
 @pytest.fixture(scope="module")
-def chromium():
-    if not Path(CHROMIUM).exists():
-        pytest.skip(f"there is no {CHROMIUM}")
-    with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=CHROMIUM, args=ARGS)
-        yield browser
-        browser.close()
+def chromium(playwright_):
+    browser = playwright_.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+    yield browser
+    browser.close()
 
 
 class Bench:
