@@ -94,12 +94,13 @@ class Dashboard:
         from rlkit.view.charts import Charts
         from rlkit.view.panel import Panel
 
-        self._charts = Charts(self._known, live=True, many=len(self._histories) > 1)
+        self._charts = Charts(self._known, live=True, many=len(self._histories) > 1, lock=self._lock)
         self.fig = self._charts.figure
         self.panel = Panel([history.reader for history in self._known], controls=controls)
         self._said = ipywidgets.HTML()
         self._box = ipywidgets.VBox([self.fig, self.panel, self._said])
         self._box.add_class(f"{self._name}-live")
+        self._say()
 
     @property
     def _known(self) -> list[History]:

@@ -1,4 +1,4 @@
-"""The panel in a real browser, on a plain page: panel.js with answers of rlkit.view.data, no kernel, no network.
+"""The panel in a real browser, on a plain page: its script with answers of rlkit.view.data, no kernel, no network.
 
 What only JupyterLab can show (the widget's messages, a busy kernel, a reloaded page) is in the tests of the dashboard.
 """
@@ -6,7 +6,6 @@ What only JupyterLab can show (the widget's messages, a busy kernel, a reloaded 
 import json
 import re
 import time
-from pathlib import Path
 
 import pytest
 from lab import ARGUMENTS, CHROMIUM
@@ -14,10 +13,10 @@ from run_folders import HOSTILE, add_step, hostile_rows, rows, write_rollout, wr
 
 from rlkit.run.reader import RunReader
 from rlkit.view import completions, data
+from rlkit.view.script import script, style
 
 pytestmark = pytest.mark.browser
 
-SOURCES = Path(data.__file__).parent
 SITE = "http://panel.test/"
 PATIENCE = 20_000  # ms, until something that must come is given up
 HTML = """<!doctype html><html lang="en"><meta charset="utf-8"><title>panel</title><link rel="icon" href="data:,">
@@ -68,7 +67,8 @@ class Bench:
         name = route.request.url.removeprefix(SITE)
         if name in ("panel.js", "panel.css"):
             kind = "text/javascript" if name.endswith("js") else "text/css"
-            route.fulfill(body=(SOURCES / name).read_text(encoding="utf-8"), content_type=f"{kind}; charset=utf-8")
+            body = script() if name.endswith("js") else style()
+            route.fulfill(body=body, content_type=f"{kind}; charset=utf-8")
         elif name == "":
             route.fulfill(body=HTML, content_type="text/html; charset=utf-8")
         else:
