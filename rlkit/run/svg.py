@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")  # Okabe and Ito: safe for colour blindness
+MOST_ROWS = 5  # of a heat map that are named one by one
 Points = tuple[Sequence[float], Sequence[float | None]]
 
 
@@ -55,7 +56,9 @@ def picture(
     if cells is not None:
         steps, heights = list(cells.along), [min(cells.up) - _half(cells.up), max(cells.up) + _half(cells.up)]
     heights += [value for value in (floor, level if heights else None) if value is not None]
-    plot = _Plot(size, steps, heights)
+    if floor is not None and max(heights) <= floor:
+        heights.append(floor + 1)  # a curve that lies on its floor
+    plot = _Plot(size, steps, heights, None if cells is None else cells.up)
     parts = [plot.frame(title)]
     if cells is not None:
         parts += plot.cells(cells)
@@ -74,7 +77,13 @@ class _Plot:
 
     left, right, top, bottom = 54, 12, 42, 24
 
-    def __init__(self, size: tuple[int, int], steps: Sequence[float], heights: Sequence[float]) -> None:
+    def __init__(
+        self,
+        size: tuple[int, int],
+        steps: Sequence[float],
+        heights: Sequence[float],
+        rows: Sequence[float] | None = None,
+    ) -> None:
         self.width, self.height = size
         self.first, self.last = (min(steps), max(steps)) if steps else (0.0, 1.0)
         self.low, self.high = (min(heights), max(heights)) if heights else (0.0, 1.0)
@@ -82,6 +91,9 @@ class _Plot:
             self.low, self.high = self.low - 0.5, self.high + 0.5
         if self.high == self.low:  # beyond 2**53 a half is nothing
             self.low, self.high = sorted((self.low / 2, self.high))
+        self.marks = list(rows) if rows is not None and len(rows) <= MOST_ROWS else ticks(self.low, self.high)
+        if rows is None:
+            self.low, self.high = min(self.low, self.marks[0]), max(self.high, self.marks[-1])
 
     def x(self, step: float) -> float:
         share = (step - self.first) / ((self.last - self.first) or 1)
@@ -101,12 +113,12 @@ class _Plot:
             f'<rect width="{self.width}" height="{self.height}" fill="white"/>',
             f'<text x="6" y="16" font-size="13" font-weight="bold">{_text(title)}</text>',
         ]
-        for value in (self.low, self.low / 2 + self.high / 2, self.high):
+        for value, said in zip(self.marks, labels(self.marks), strict=True):
             y = self.y(value)
             parts.append(
                 f'<line x1="{self.left}" x2="{self.width - self.right}" y1="{y:.1f}" y2="{y:.1f}" stroke="#ddd"/>'
             )
-            parts.append(f'<text x="{self.left - 5}" y="{y + 4:.1f}" text-anchor="end">{value:.3g}</text>')
+            parts.append(f'<text x="{self.left - 5}" y="{y + 4:.1f}" text-anchor="end">{said}</text>')
         for step, anchor in ((self.first, "start"), (self.last, "end")):
             parts.append(f'<text x="{self.x(step):.1f}" y="{self.height - 9}" text-anchor="{anchor}">{step:g}</text>')
         parts.append(f'<text x="{(self.width + self.left) / 2}" y="{self.height - 9}" text-anchor="middle">step</text>')
@@ -158,6 +170,37 @@ class _Plot:
 def _text(text: str) -> str:
     """Escaped; XML has no way to write control characters, nor UTF-8 halves of surrogate pairs."""
     return html.escape("".join(letter if letter.isprintable() else "\ufffd" for letter in text))
+
+
+def ticks(low: float, high: float) -> list[float]:
+    """Three to five round numbers that reach from `low` or below to `high` or above; low < high.
+
+    Example:
+        >>> ticks(0.25, 0.875), ticks(0, 8.44)
+        ([0.2, 0.4, 0.6, 0.8, 1.0], [0.0, 5.0, 10.0])
+    """
+    if not 1e-12 * max(abs(low), abs(high)) < high - low < math.inf:  # no round numbers between them
+        return [low, low / 2 + high / 2, high]
+    size = 10.0 ** math.floor(math.log10((high - low) / 2))
+    step = next(size * factor for factor in (1, 2, 5, 10) if (high - low) / (size * factor) <= 3.2)
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    return [round(place * step, 12) if abs(step) > 1e-9 else place * step for place in range(first, last + 1)]
+
+
+def labels(marks: Sequence[float]) -> list[str]:
+    """Numbers with as many digits as tell them apart.
+
+    Example:
+        >>> labels([0.0, 0.5, 1.0]), labels([0.0, 2e-06]), labels([0.0, 20000.0])
+        (['0', '0.5', '1'], ['0', '2e-6'], ['0', '2e4'])
+    """
+    most = max(map(abs, marks), default=0.0)
+    if most and not 1e-3 <= most < 1e4:
+        return [
+            f"{mark:.1e}".replace(".0e", "e").replace("e-0", "e-").replace("e+0", "e") if mark else "0"
+            for mark in marks
+        ]
+    return [f"{mark:.4g}" for mark in marks]
 
 
 def _finite(points: Points) -> list[tuple[float, float]]:

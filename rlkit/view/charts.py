@@ -9,6 +9,7 @@ Everything plotly is behind `Charts.draw`; another library would replace this mo
 """
 
 import math
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,6 +23,7 @@ DASHES = ("solid", "dash", "dot", "dashdot")
 STROKES = ("——", "– –", "· · ·", "– ·")
 COLUMNS, ROW, TOP, BOTTOM = 3, 178, 26, 24  # charts side by side; pixels
 LETTERS = 58  # that fit above a chart
+MOST_TICKS = 5  # rewards that are named one by one
 
 
 class Charts:
@@ -32,33 +34,38 @@ class Charts:
         live: a FigureWidget, for a notebook; else a plain Figure.
         many: colours tell runs apart; by default if there are several. Runs that begin later may be added to
             `histories`.
+        lock: held while the figure is changed, by `draw` or by a browser; one of its own by default.
 
     Attributes:
         figure: the plotly figure, yours to restyle.
     """
 
-    def __init__(self, histories: Sequence[History], *, live: bool, many: bool | None = None) -> None:
+    def __init__(self, histories: Sequence[History], *, live: bool, many: bool | None = None, lock: Any = None) -> None:
         import plotly.graph_objects as go
 
         self.histories = list(histories)
+        self._lock = lock or threading.RLock()
         self._many = len(self.histories) > 1 if many is None else many
         figure = go.Figure()
         figure.update_layout(_frame(30 if self._many else 2))
         self._charts: dict[str, int] = {}  # title -> number of the subplot
         self._traces: dict[tuple[Any, ...], Any] = {}
+        self._ticks: dict[str, dict[str, Any]] = {}
         self._sent: dict[tuple[Any, ...], tuple[dict[str, np.ndarray], str]] = {}
         self.figure: Any = figure
         self.draw()
         if live:
-            self.figure = go.FigureWidget(self.figure)
-            self.figure._config = self.figure._config | {
-                "responsive": True,
-                "displaylogo": False,
-            }  # as wide as the cell
+            from rlkit.view.figure import LiveFigure
+
+            self.figure = LiveFigure(self.figure, self._lock)
             self._traces = dict(zip(self._traces, self.figure.data, strict=True))
 
     def draw(self) -> bool:
         """Bring the figure up to date with the histories. Returns whether anything was sent."""
+        with self._lock:
+            return self._draw()
+
+    def _draw(self) -> bool:
         charts = charts_of(self.histories)
         new = [chart for chart in charts if chart.title not in self._charts]
         if new:
@@ -70,6 +77,8 @@ class Charts:
         with self.figure.batch_update():
             if new:
                 self._arrange([chart.title for chart in charts], {chart.title: chart for chart in charts})
+            for chart in charts:
+                self._mark_rewards(chart)
             for key, trace in wanted:
                 if key not in self._traces:
                     continue
@@ -113,10 +122,19 @@ class Charts:
             # Whole axes at once: a message that sets an axis and its domain apart is refused by plotly.js.
             layout[f"xaxis{axis}"] = _axis(f"y{axis}", across) | ({"matches": "x"} if axis else {})
             layout[f"yaxis{axis}"] = _axis(f"x{axis}", [bottom, top]) | _y_axis(chart)
+            self._ticks[title] = _reward_ticks(chart)
             notes.append(_title(chart, axis, self._many))
             if chart.warn is not None:
                 shapes.append(_level(chart.warn, axis))
         layout.annotations, layout.shapes = notes, shapes
+
+    def _mark_rewards(self, chart: Chart) -> None:
+        """Where there are few different rewards the axis of a heat map names exactly those."""
+        ticks = _reward_ticks(chart)
+        if ticks and ticks != self._ticks.get(chart.title):
+            number = self._charts[chart.title]
+            self.figure.layout[f"yaxis{number if number > 1 else ''}"].update(ticks)
+            self._ticks[chart.title] = ticks
 
     def _traces_of(self, chart: Chart) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
         number = self._charts[chart.title]
@@ -205,6 +223,7 @@ def _heat(chart: Chart, color: str) -> dict[str, Any]:
         "x": chart.heat.steps,
         "y": chart.heat.rewards,
         "z": chart.heat.shares,
+        "ygap": 2 if len(chart.heat.rewards) <= MOST_TICKS else 0,
         "showscale": False,
         "showlegend": False,
         "zmin": 0.0,
@@ -271,13 +290,20 @@ def _axis(anchor: str, domain: list[float]) -> dict[str, Any]:
         "zeroline": False,
         "tickfont": {"size": 10, "color": GREY},
         "nticks": 5,
+        "ticks": "",
         "exponentformat": "e",
         "ticklabelstandoff": 3,
     }
 
 
 def _y_axis(chart: Chart) -> dict[str, Any]:
-    return {"rangemode": "tozero"} if chart.from_zero else {}
+    return ({"rangemode": "tozero"} if chart.from_zero else {}) | _reward_ticks(chart)
+
+
+def _reward_ticks(chart: Chart) -> dict[str, Any]:
+    if chart.heat is None or len(chart.heat.rewards) > MOST_TICKS:
+        return {} if chart.heat is None else {"tickmode": "auto", "tickvals": None}
+    return {"tickmode": "array", "tickvals": chart.heat.rewards.tolist()}
 
 
 def _frame(head: int) -> dict[str, Any]:

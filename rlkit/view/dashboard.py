@@ -24,7 +24,7 @@ from rlkit.run.reader import RunReader
 from rlkit.run.run import Run
 from rlkit.view.frontend import FrontEnd, front_end, missing, shell
 from rlkit.view.panels import History
-from rlkit.view.static import as_page, as_text
+from rlkit.view.static import advice, as_page, as_text
 
 PAUSE = 0.5  # seconds between two looks, at least
 SHARE = 50  # a pause is at least so many times as long as the last refresh took
@@ -46,7 +46,7 @@ class Dashboard:
     Attributes:
         fig: the plotly figure of all charts, yours to restyle; None where there is no live view.
         panel: the widget with completions, token lens and controls; None likewise.
-        notes: faults of the view and what could not be read, a sentence each.
+        notes: what the numbers say of the run, what could not be read, and faults of the view, a sentence each.
 
     Raises:
         ValueError: no run given.
@@ -94,12 +94,13 @@ class Dashboard:
         from rlkit.view.charts import Charts
         from rlkit.view.panel import Panel
 
-        self._charts = Charts(self._known, live=True, many=len(self._histories) > 1)
+        self._charts = Charts(self._known, live=True, many=len(self._histories) > 1, lock=self._lock)
         self.fig = self._charts.figure
         self.panel = Panel([history.reader for history in self._known], controls=controls)
         self._said = ipywidgets.HTML()
         self._box = ipywidgets.VBox([self.fig, self.panel, self._said])
         self._box.add_class(f"{self._name}-live")
+        self._say()
 
     @property
     def _known(self) -> list[History]:
@@ -107,8 +108,9 @@ class Dashboard:
 
     @property
     def notes(self) -> list[str]:
-        """Faults of the view, and what of the folders could not be read."""
-        return [*self._faults.values(), *(note for history in self._known for note in history.reader.notes)]
+        """Faults of the view, what of the folders could not be read, and groups that have no signal."""
+        read = [note for history in self._known for note in history.reader.notes]
+        return [*self._faults.values(), *read, *advice(self._known)]
 
     def refresh(self) -> bool:
         """Look at the folders now, and draw what is new. Returns whether there was anything. Raises nothing."""
@@ -148,8 +150,8 @@ class Dashboard:
     def _say(self) -> None:
         from rlkit.view.text import as_html
 
-        faults = list(self._faults.values())
-        text = f'<small role="status">{as_html(faults[-1], 400)}</small>' if faults else ""
+        said = [*advice(self._known), *list(self._faults.values())[-1:]]
+        text = f'<small role="status">{"<br>".join(as_html(line, 400) for line in said)}</small>' if said else ""
         if text != self._said.value:
             self._said.value = text
 

@@ -1,7 +1,7 @@
 """Answers to the questions of the panel, as plain JSON of bounded size.
 
 `answer` is a function of the run folders and a request only: it writes nothing, keeps nothing, and does not know who
-asks. So one file of JavaScript (`panel.js`) serves in a notebook, in a browser tab, and, with answers that were written
+asks. So one script (`js/`) serves in a notebook, in a browser tab, and, with answers that were written
 into it (`bundle`), in a report. What is cut says so: rows a page, characters a cell, tokens a lens page, steps a pin.
 """
 
@@ -83,7 +83,7 @@ def overview(readers: Sequence[Reader], request: dict[str, Any]) -> dict[str, An
 
 
 def bundle(readers: Sequence[Reader], *, max_bytes: int = 3_000_000) -> dict[str, Any]:
-    """Answers for a page without a kernel, for `bundled` of panel.js: overview, and per step tables, groups and lenses.
+    """Answers for a page without a kernel, for `bundled` of js/panel.js: overview, and per step tables, groups, lenses.
 
     The newest steps of every run come first; what no longer fits into `max_bytes` is left out, and "left_out" says how
     many steps that are.

@@ -10,7 +10,6 @@ that the table grows even where a running cell keeps the kernel from answering.
 
 import threading
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import anywidget
@@ -19,8 +18,8 @@ import traitlets
 from rlkit.view import data
 from rlkit.view.export import export_notebook
 from rlkit.view.frames import Reader, pick
+from rlkit.view.script import script, style
 
-HERE = Path(__file__).parent
 PUSHED_ROWS = 64
 """Completions that a refresh pushes; the browser asks for more where there are more."""
 
@@ -39,8 +38,8 @@ class Panel(anywidget.AnyWidget):
     """
 
     # As texts: of paths anywidget keeps a watcher on the class, which keeps every panel alive (anywidget issue 929).
-    _esm = (HERE / "panel.js").read_text(encoding="utf-8")
-    _css = (HERE / "panel.css").read_text(encoding="utf-8")
+    _esm = script()
+    _css = style()
     snapshot = traitlets.Int(0).tag(sync=True, to_json=lambda _, panel: panel.snapshot_now())
 
     def __init__(

@@ -16,6 +16,7 @@ from rlkit.metrics import describe
 from rlkit.run.reader import RunReader
 from rlkit.view.distribution import HeatMap, Rewards
 from rlkit.view.series import Series
+from rlkit.view.signal import Signal
 
 MOST_OTHERS = 12  # charts for metrics of the user's own
 MOST_HEAT_MAPS = 3
@@ -94,11 +95,13 @@ class History:
         self.reader = reader
         self.series = Series()
         self.rewards = Rewards()
+        self.signal = Signal()
         self.times: tuple[np.ndarray, dict[str, np.ndarray]] = (np.empty(0), {})
 
     def update(self) -> bool:
         """Take what the reader has. Returns True if more is left to read."""
         self.series.update(self.reader)
+        self.signal.update(self.reader)
         self.times = mean_times(self.reader.timings)
         return self.rewards.update(self.reader)
 
@@ -199,7 +202,9 @@ def _times(histories: Sequence[History]) -> Chart:
     if len(histories) == 1 and len(histories[0].times[1]) > 1:
         steps, phases = histories[0].times
         lines = [
-            Line(0, f"phase {name}", name, steps, values) for name, values in phases.items() if name != "step_time"
+            Line(0, f"phase {name}", name.removeprefix("compute_").removesuffix("_step"), steps, values)
+            for name, values in phases.items()
+            if name != "step_time"
         ]
         return Chart(title, about, tuple(lines), stacked=True, from_zero=True)
     lines = [

@@ -18,6 +18,7 @@ from typing import Any
 from rlkit.run.reader import RunReader
 from rlkit.view.charts import Charts
 from rlkit.view.panels import History
+from rlkit.view.script import script, style
 from rlkit.view.static import headline
 from rlkit.view.text import visible
 
@@ -93,16 +94,15 @@ def write_report(
     found = bundle([history.reader for history in histories], max_bytes=max_bytes)
     notes = [f"Written by rlkit. {_left_out(found['left_out'], max_bytes)}"]
     notes += [note for history in histories for note in history.reader.notes]
-    here = Path(__file__).parent
     page = _PAGE.format(
         title=html.escape(visible(", ".join(history.reader.name for history in histories))),
-        css=(here / "panel.css").read_text(encoding="utf-8"),
+        css=style(),
         lines="".join(f"<p>{html.escape(headline(history))}</p>" for history in histories),
         note="<br>".join(html.escape(visible(note)) for note in notes),
         plotly=get_plotlyjs(),
         figure=_safe(Charts(histories, live=False).figure.to_json(), encoded=True),
         bundle=_safe(found),
-        code=_safe((here / "panel.js").read_text(encoding="utf-8")),
+        code=_safe(script()),
     )
     file = Path(output)
     if file.is_dir():

@@ -1,6 +1,6 @@
 """Sort, filter and page the completions of a step.
 
-`panel.js` has the same rules in its `select`, for tables that are whole in the browser; a test compares the two.
+`js/table.js` has the same rules in its `select`, for tables that are whole in the browser; a test compares the two.
 Missing values and NaN come last in either direction. Texts are compared without regard to case.
 """
 

@@ -14,11 +14,14 @@ import html
 import math
 from collections.abc import Sequence
 
+import numpy as np
+
 from rlkit.run.svg import COLORS, Cells, picture
 from rlkit.view.panels import Chart, History, charts_of
 from rlkit.view.text import as_html, visible
 
 ROWS, CELL = 8, 160  # completions in the table, characters of a text
+TEXTS, HEADS = ("prompt", "completion"), {"truncated": "cut off"}
 HEAT_COLUMNS = 60
 SIZE = (340, 180)
 
@@ -34,7 +37,7 @@ def as_page(histories: Sequence[History], *, name: str = "", note: str = "") -> 
     many = len(histories) > 1
     images = "".join(_image(chart, histories) for chart in charts_of(histories))
     tables = "".join(_table(history, many) for history in histories[:2])
-    lines = "<br>".join(html.escape(headline(history)) for history in histories)
+    lines = "<br>".join(html.escape(line) for line in [*map(headline, histories), *advice(histories)])
     style = f"<style>{_rules(name)}</style>" if name else ""
     return (
         f'<div class="rlkit-static {name and name + "-static"} mathjax_ignore tex2jax_ignore">{style}'
@@ -59,6 +62,13 @@ def headline(history: History) -> str:
             value = curve.last[1]
             parts.append(f"{name} {value:.3f}" if math.isfinite(value) else f"{name} -")
     return " · ".join(parts)
+
+
+def advice(histories: Sequence[History]) -> list[str]:
+    """What the numbers say of each run that its reader should know, once."""
+    many = len(histories) > 1
+    said = [(history.reader.name, history.signal.said) for history in histories]
+    return [f"{visible(name)}: {text}" if many else text for name, text in said if text]
 
 
 def as_text(histories: Sequence[History]) -> str:
@@ -135,16 +145,22 @@ def _table(history: History, many: bool) -> str:
 
         frame = pd.concat([frame.head(ROWS // 2), frame.tail(ROWS // 2)])
     shown = [name for name in wanted if name in frame]
-    head = "".join(f"<th>{name}</th>" for name in shown)
+    sides = ["left" if name in TEXTS else "right" for name in shown]
+    head = "".join(
+        f'<th style="text-align:{side}">{HEADS.get(name, name)}</th>' for name, side in zip(shown, sides, strict=True)
+    )
     body = "".join(f"<tr>{''.join(_cell(value) for value in row)}</tr>" for row in frame[shown].itertuples(index=False))
     which = f", the {ROWS // 2} best and the {ROWS // 2} worst of {total}" if total > ROWS else ""
     title = f"Completions of step {steps[-1]}{which}" + (f" ({visible(reader.name)})" if many else "")
-    return f"<table><caption>{html.escape(title)}</caption><tr>{head}</tr>{body}</table>"
+    caption = f'<caption style="text-align:left">{html.escape(title)}</caption>'
+    return f"<table>{caption}<tr>{head}</tr>{body}</table>"
 
 
 def _cell(value: object) -> str:
+    if isinstance(value, bool | np.bool_):
+        return f"<td>{'yes' if value else ''}</td>"
     if isinstance(value, str):
-        return f'<td style="text-align:left">{as_html(value, CELL)}</td>'
+        return f'<td style="text-align:left;font-family:monospace">{as_html(value, CELL)}</td>'
     if isinstance(value, float):
         return f"<td>{value:.3g}</td>"
     return f"<td>{html.escape(str(value))}</td>"

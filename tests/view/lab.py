@@ -125,7 +125,10 @@ class Lab:
         return self.server.notebooks / name
 
     def open(self, name: str, cells: list[str] | None = None, *, kernel: bool = True) -> "NotebookPage":
-        """A page with the notebook, written first if cells are given; its kernel is ready."""
+        """A page with the notebook, written first if cells are given; its kernel is ready.
+
+        A notebook that was open before has its kernel still, unless that was ended: as for a tab that was closed.
+        """
         if cells is not None:
             self.write(name, cells)
         self.pages.append(NotebookPage(self, name, kernel=kernel))
@@ -210,13 +213,24 @@ class NotebookPage:
         chart = self.output(index).locator(".js-plotly-plot")
         return chart.first.evaluate(code) if chart.count() else 0
 
-    def shot(self, name: str, index: int | None = None) -> Path:
-        """A picture of the page or of a cell's output, in $RLKIT_SHOTS or beside the server's log."""
+    def theme(self, name: str) -> None:
+        """Change JupyterLab's theme, Light or Dark; the server remembers it for the pages that come."""
+        code = "name => void jupyterapp.commands.execute('apputils:change-theme', {theme: `JupyterLab ${name}`})"
+        self.page.evaluate(code, name)
+        done = "light => document.body.dataset.jpThemeLight === light"
+        self.page.wait_for_function(done, arg="true" if name == "Light" else "false", timeout=PATIENCE * 1000)
+
+    def shots(self) -> Path:
+        """The folder for pictures: $RLKIT_SHOTS, or beside the server's log."""
         folder = Path(os.environ.get("RLKIT_SHOTS", self.lab.server.home / "shots"))
         folder.mkdir(parents=True, exist_ok=True)
+        return folder
+
+    def shot(self, name: str, index: int | None = None) -> Path:
+        """A picture of the page or of a cell's output."""
         target = self.page if index is None else self.output(index)
-        target.screenshot(path=folder / f"{name}.png")
-        return folder / f"{name}.png"
+        target.screenshot(path=self.shots() / f"{name}.png")
+        return self.shots() / f"{name}.png"
 
     def close(self) -> None:
         with contextlib.suppress(Exception):

@@ -1,4 +1,4 @@
-"""The panel in a real browser, on a plain page: panel.js with answers of rlkit.view.data, no kernel, no network.
+"""The panel in a real browser, on a plain page: its script with answers of rlkit.view.data, no kernel, no network.
 
 What only JupyterLab can show (the widget's messages, a busy kernel, a reloaded page) is in the tests of the dashboard.
 """
@@ -6,21 +6,17 @@ What only JupyterLab can show (the widget's messages, a busy kernel, a reloaded 
 import json
 import re
 import time
-from pathlib import Path
 
 import pytest
+from lab import ARGUMENTS, CHROMIUM
 from run_folders import HOSTILE, add_step, hostile_rows, rows, write_rollout, write_run, write_state
 
 from rlkit.run.reader import RunReader
 from rlkit.view import completions, data
+from rlkit.view.script import script, style
 
 pytestmark = pytest.mark.browser
-playwright = pytest.importorskip("playwright.sync_api")
 
-SOURCES = Path(data.__file__).parent
-CHROMIUM = "/usr/bin/chromium"
-ARGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-        "--disable-component-update", "--disable-sync"]  # fmt: skip
 SITE = "http://panel.test/"
 PATIENCE = 20_000  # ms, until something that must come is given up
 HTML = """<!doctype html><html lang="en"><meta charset="utf-8"><title>panel</title><link rel="icon" href="data:,">
@@ -44,13 +40,10 @@ window.ready = true;
 
 
 @pytest.fixture(scope="module")
-def chromium():
-    if not Path(CHROMIUM).exists():
-        pytest.skip(f"there is no {CHROMIUM}")
-    with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=CHROMIUM, args=ARGS)
-        yield browser
-        browser.close()
+def chromium(playwright_):
+    browser = playwright_.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+    yield browser
+    browser.close()
 
 
 class Bench:
@@ -74,7 +67,8 @@ class Bench:
         name = route.request.url.removeprefix(SITE)
         if name in ("panel.js", "panel.css"):
             kind = "text/javascript" if name.endswith("js") else "text/css"
-            route.fulfill(body=(SOURCES / name).read_text(encoding="utf-8"), content_type=f"{kind}; charset=utf-8")
+            body = script() if name.endswith("js") else style()
+            route.fulfill(body=body, content_type=f"{kind}; charset=utf-8")
         elif name == "":
             route.fulfill(body=HTML, content_type="text/html; charset=utf-8")
         else:

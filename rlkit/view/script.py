@@ -1,0 +1,20 @@
+"""The panel's JavaScript as one text: the files of `js/`, one after the other.
+
+They share one scope, and the order is that of their classes, so there is no build step and no import that a page would
+have to fetch. A notebook, a report and the tests use this same text.
+"""
+
+from pathlib import Path
+
+HERE = Path(__file__).parent
+PARTS = ("basics", "table", "detail", "compare", "panel", "widget")
+
+
+def script() -> str:
+    """One ES module; `default` is anywidget's factory, `mount` and `bundled` are for pages without it."""
+    return "\n".join((HERE / "js" / f"{name}.js").read_text(encoding="utf-8") for name in PARTS)
+
+
+def style() -> str:
+    """Its style sheet."""
+    return (HERE / "panel.css").read_text(encoding="utf-8")
