@@ -2,12 +2,13 @@
 
 transformers schedules the requests over a paged cache: a sequence that ends makes room for one that waits, at every
 step. It draws from one global random state, though, its log-probabilities are those of the truncated distribution, and
-several sequences per prompt share their first token. So the tokens are chosen by rlkit's own `Chooser`, which enters
-as a logits processor (`chosen.py`), and each completion is a request of its own. That keeps every promise of the
-default engine: seeds per group and completion, all sampling settings, the policy's own log-probabilities.
+it has no stop strings. So the tokens are chosen by rlkit's own `Chooser`, which enters as a logits processor
+(`chosen.py`), and each completion is a request of its own. That keeps every promise of the default engine: seeds per
+group and completion, all sampling settings, the policy's own log-probabilities.
 
 Source: transformers 5.19, `generation/continuous_batching`. Left out: its CUDA graphs and asynchronous batches, because
-rlkit's choice of tokens takes place on the host; tensor parallel models.
+rlkit's choice of tokens takes place on the host; one prefill for the completions of a prompt (`num_return_sequences`
+forks a request); tensor parallel models.
 """
 
 import contextlib
