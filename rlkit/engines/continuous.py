@@ -41,9 +41,9 @@ JOIN_SECONDS = 60.0
 class ContinuousBatching(PolicyModelEngine):
     """Samples with the policy's own model by transformers' continuous batching; there are no weights to hand over.
 
-    It pays where completions differ in length and attention is a flash implementation; without one, every pass computes
-    the attention of all pairs of sequences and masks it, and the default engine is faster for short batches of like
-    length (docs/performance.md).
+    Meant for GPUs with flash attention and completions of unequal length; without flash attention every pass computes
+    the attention of all pairs of sequences and masks it, and it is no faster than the default engine
+    (docs/performance.md).
 
     Args:
         policy: the policy to sample from: an attention model with "eager", "sdpa" or a flash implementation.
