@@ -1,4 +1,4 @@
-"""Throughput of the engines against each other, in one process, in turns. At most 5 minutes on two cores.
+"""Throughput of the engines against each other, in one process, in turns. Less than 5 minutes on two idle cores.
 
     OMP_NUM_THREADS=2 OMP_WAIT_POLICY=passive python benchmarks/engines.py             # what is installed
     OMP_NUM_THREADS=2 OMP_WAIT_POLICY=passive python benchmarks/engines.py --server    # a vLLM server too

@@ -27,7 +27,7 @@ import torch
 from check_gpu_engines import CHECKS as ENGINES
 
 SECONDS = 300
-ENGINE_SECONDS = 110  # of one check of an engine; vLLM takes most of a minute to start with CUDA graphs
+ENGINE_SECONDS = 140  # of one check of an engine; vLLM takes most of a minute to start with CUDA graphs
 LEAST_SECONDS = 20  # with less left nothing is begun
 # SGD passes float32's rounding on as it is; AdamW with its default eps would turn it into steps of a learning rate.
 TOLERANCE = 1e-4  # of weights after 3 updates: GPUs add in another order, and other sizes get other kernels

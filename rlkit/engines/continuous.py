@@ -2,12 +2,13 @@
 
 transformers schedules the requests over a paged cache: a sequence that ends makes room for one that waits, at every
 step. It draws from one global random state, though, its log-probabilities are those of the truncated distribution, and
-several sequences per prompt share their first token. So the tokens are chosen by rlkit's own `Chooser`, which enters
-as a logits processor (`chosen.py`), and each completion is a request of its own. That keeps every promise of the
-default engine: seeds per group and completion, all sampling settings, the policy's own log-probabilities.
+it has no stop strings. So the tokens are chosen by rlkit's own `Chooser`, which enters as a logits processor
+(`chosen.py`), and each completion is a request of its own. That keeps every promise of the default engine: seeds per
+group and completion, all sampling settings, the policy's own log-probabilities.
 
 Source: transformers 5.19, `generation/continuous_batching`. Left out: its CUDA graphs and asynchronous batches, because
-rlkit's choice of tokens takes place on the host; tensor parallel models.
+rlkit's choice of tokens takes place on the host; one prefill for the completions of a prompt (`num_return_sequences`
+forks a request); tensor parallel models.
 """
 
 import contextlib
@@ -40,9 +41,9 @@ JOIN_SECONDS = 60.0
 class ContinuousBatching(PolicyModelEngine):
     """Samples with the policy's own model by transformers' continuous batching; there are no weights to hand over.
 
-    It pays where completions differ in length and attention is a flash implementation; without one, every pass computes
-    the attention of all pairs of sequences and masks it, and the default engine is faster for short batches of like
-    length (docs/performance.md).
+    Meant for GPUs with flash attention and completions of unequal length; without flash attention every pass computes
+    the attention of all pairs of sequences and masks it, and it is no faster than the default engine
+    (docs/performance.md).
 
     Args:
         policy: the policy to sample from: an attention model with "eager", "sdpa" or a flash implementation.
