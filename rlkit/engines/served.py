@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from rlkit.engines.colocate_settings import write_skeleton
 from rlkit.engines.weights import named_weights
 from rlkit.loading import OFFLINE_MODELS
-from rlkit.logps import causal_lm_of
 
 if TYPE_CHECKING:
     from rlkit.policy import Policy
@@ -52,9 +52,5 @@ def save_served(policy: "Policy", folder: Path) -> Path:
         weights = {name: whole_copy(tensor) for name, tensor in named_weights(policy)}
     folder.mkdir(parents=True, exist_ok=True)
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    lm = causal_lm_of(policy.model)
-    lm.config.save_pretrained(folder)
-    if getattr(lm, "generation_config", None) is not None:
-        lm.generation_config.save_pretrained(folder)
-    policy.tokenizer.save_pretrained(folder)
+    write_skeleton(policy, str(folder))
     return folder

@@ -29,6 +29,7 @@ from engines.server_helpers import (
     api_server,
     engine_core,
     family,
+    named,
     raw,
     running_requests,
     sampler_gap,
@@ -511,11 +512,10 @@ def draw_for_ever(policy):
 
 
 def test_a_server_ends_with_the_process_that_started_it(folder):
-    command = [sys.executable, CLIENT, "serve", folder, str(free_port())]
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as parent:
-        supervisor = int(parent.stdout.readline())
-        everyone = family(supervisor)
-        assert len(everyone) >= 3
+    """While it is loading: the core is there, and nobody answers yet."""
+    with subprocess.Popen([sys.executable, CLIENT, "serve", folder]) as parent:
+        wait_for(lambda: named(parent.pid, "multiprocessing.spawn"), "the core to start")
+        everyone = family(parent.pid)
         parent.kill()
     wait_for(lambda: not alive(everyone), "the whole server to end")
 
