@@ -522,7 +522,7 @@ def test_a_server_ends_with_the_process_that_started_it(folder):
 
 @pytest.mark.smollm2
 @pytest.mark.slow
-def test_the_command_serves_smollm2_for_two_steps_and_ends_with_ctrl_c():
+def test_the_command_serves_smollm2_for_two_steps_and_ends_with_ctrl_c(tmp_path):
     """From the command line: the line that says when it is ready, an offline name, and what is left after Ctrl-C."""
     try:
         policy = rl.load_policy("smollm2", device="cpu")
@@ -530,9 +530,11 @@ def test_the_command_serves_smollm2_for_two_steps_and_ends_with_ctrl_c():
         pytest.skip("SmolLM2-135M is not installed")
     port = free_port()
     command = [sys.executable, "-m", "rlkit.cli", "serve", "smollm2", "--port", str(port), "--max-model-len", "256"]
-    with subprocess.Popen([*command, "--log", os.devnull], stdout=subprocess.PIPE, text=True) as process:
-        said = process.stdout.readline()
-        assert said.startswith(f"rlkit serve: smollm2 is ready at http://127.0.0.1:{port} (float32)")
+    log = tmp_path / "vllm.log"
+    with subprocess.Popen([*command, "--log", str(log)], stdout=subprocess.PIPE, text=True) as process:
+        said = process.stdout.readline()  # or nothing, once it has ended
+        ready = said.startswith(f"rlkit serve: smollm2 is ready at http://127.0.0.1:{port} (float32)")
+        assert ready, said + log.read_text()[-3000:]
         policy.use(rl.VLLMServer(policy, url=f"127.0.0.1:{port}"))
         optimizer = torch.optim.AdamW(policy.trainable_parameters(), lr=1e-5)
         for seed in range(2):
