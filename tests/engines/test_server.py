@@ -64,8 +64,9 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def server(folder):
-    with rl.serve(folder, max_model_len=CONTEXT, lora_rank=LORA_RANK) as server:
+def server():
+    """Of a policy in memory, whose configuration names no architecture."""
+    with rl.serve(vllm_policy(), max_model_len=CONTEXT, lora_rank=LORA_RANK) as server:
         yield server
 
 
