@@ -38,7 +38,6 @@ DECODE, CHOOSE = "sampling/decode.py", "sampling/choose.py"
 DRAW, ASSEMBLE = "sampling/draw.py", "sampling/assemble.py"
 SAMPLING = "sampling"
 EXPORT = "export/test_scripts.py export/test_codes.py export/test_wild.py export/test_flags.py"
-ROWS, ROLLOUTS, READER, FOLDER = "run/rows.py", "run/rollouts.py", "run/reader.py", "run/folder.py"
 
 MUTANTS = [
     # the maths

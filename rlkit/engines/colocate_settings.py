@@ -92,11 +92,16 @@ def llm_settings(
 
 
 def write_skeleton(policy: "Policy", folder: str) -> str:
-    """The policy's configuration and tokenizer without weights: they come with the first transfer."""
+    """The policy's configuration and tokenizer without weights, as vLLM reads them.
+
+    A model that was made by its class names no architecture in its configuration, and vLLM would guess one.
+    """
     lm = causal_lm_of(policy.model)
     config = copy.deepcopy(lm.config)
     config.architectures = [type(lm).__name__]
     config.save_pretrained(folder)
+    if getattr(lm, "generation_config", None) is not None:
+        lm.generation_config.save_pretrained(folder)
     policy.tokenizer.save_pretrained(folder)
     return folder
 

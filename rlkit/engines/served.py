@@ -1,7 +1,6 @@
 """What a vLLM server loads: a folder with a plain checkpoint for a policy or an offline model, else what is named."""
 
 import contextlib
-import copy
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -9,9 +8,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from rlkit.engines.colocate_settings import write_skeleton
 from rlkit.engines.weights import named_weights
 from rlkit.loading import OFFLINE_MODELS
-from rlkit.logps import causal_lm_of
 
 if TYPE_CHECKING:
     from rlkit.policy import Policy
@@ -53,11 +52,5 @@ def save_served(policy: "Policy", folder: Path) -> Path:
         weights = {name: whole_copy(tensor) for name, tensor in named_weights(policy)}
     folder.mkdir(parents=True, exist_ok=True)
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    lm = causal_lm_of(policy.model)
-    config = copy.deepcopy(lm.config)
-    config.architectures = [type(lm).__name__]  # a GGUF file's config names the model without its head
-    config.save_pretrained(folder)
-    if getattr(lm, "generation_config", None) is not None:
-        lm.generation_config.save_pretrained(folder)
-    policy.tokenizer.save_pretrained(folder)
+    write_skeleton(policy, str(folder))
     return folder

@@ -124,7 +124,7 @@ def serve_command(model: str, settings: ServerSettings) -> list[str]:
         check_lscpu("rlkit serve")
         command.append("--enforce-eager")  # compiling takes minutes and gains little (the study: 106 s, 1.15 times)
         if settings.tensor_parallel_size == 1:
-            command += ["--distributed-executor-backend", "uni"]  # one process and 8 s less
+            command += ["--distributed-executor-backend", "uni"]  # in the core's process
     else:
         command += ["--weight-transfer-config", '{"backend":"nccl"}']
     return [*command, *settings.extra]
@@ -151,6 +151,9 @@ def serve_environment(settings: ServerSettings, environment: Mapping[str, str]) 
     good = {"OMP_WAIT_POLICY": "PASSIVE", "VLLM_CPU_OMP_THREADS_BIND": "nobind"} if is_cpu_build() else {}
     if is_cpu_build():
         must["TORCHDYNAMO_DISABLE"] = "1"  # else the first log-probability needs a C++ compiler
+        if settings.tensor_parallel_size == 1:
+            # Else vLLM takes "mp" for "uni" on a CPU: one process more to load, and shared memory that a kill leaves.
+            must["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     # A server started from a process of torchrun is no part of its group.
     foreign = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "GROUP_RANK"}
     own = {k: v for k, v in environment.items() if k not in foreign and not k.startswith("TORCHELASTIC_")}

@@ -2,7 +2,7 @@
 
 python server_client.py forever URL FOLDER        trains until it is killed; prints a line for each step
 torchrun ... server_client.py ranks URL FOLDER OUT  two steps with the prompts shared; writes what each rank drew
-python server_client.py serve FOLDER PORT         starts a server, prints its supervisor's id, waits
+python server_client.py serve FOLDER              starts a server and waits
 """
 
 import json
@@ -31,10 +31,9 @@ def ranks(url, folder, out):
     Path(out, f"rank{world.rank}.json").write_text(json.dumps(found), encoding="utf-8")
 
 
-def serve(folder, port):
-    server = rl.serve(folder, port=int(port), max_model_len=CONTEXT)
-    print(server.process.pid, flush=True)
-    time.sleep(3600)
+def serve(folder):
+    with rl.serve(folder, max_model_len=CONTEXT):
+        time.sleep(3600)
 
 
 if __name__ == "__main__":

@@ -82,6 +82,7 @@ def test_the_command_has_what_training_needs(monkeypatch, cpu):
     assert environment["VLLM_API_KEY"] == "secret" and environment["VLLM_SERVER_DEV_MODE"] == "1"
     assert environment["OMP_NUM_THREADS"] == "7" and not {"RANK", "TORCHELASTIC_X"} & set(environment)
     on_a_cpu = {"TORCHDYNAMO_DISABLE": "1", "OMP_WAIT_POLICY": "PASSIVE", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+    on_a_cpu["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     assert (on_a_cpu.items() <= environment.items()) == cpu and bool(on_a_cpu.keys() & environment.keys()) == cpu
 
 
@@ -136,7 +137,9 @@ def test_without_vllm_the_command_says_what_to_install(monkeypatch, capsys):
 def test_what_is_served_for_a_policy_can_be_loaded_again(tmp_path, policy):
     import torch
 
+    assert policy.model.config.architectures is None  # made by its class: vLLM would guess
     folder = serving.served_model(policy, tmp_path)
+    assert json.loads(Path(folder, "config.json").read_text())["architectures"] == ["LlamaForCausalLM"]
     again = rl.load_policy(folder, device="cpu")
     assert all(torch.equal(a, b) for a, b in zip(policy.model.parameters(), again.model.parameters(), strict=True))
     assert again.tokenizer.get_vocab() == policy.tokenizer.get_vocab()

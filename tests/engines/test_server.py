@@ -29,6 +29,7 @@ from engines.server_helpers import (
     api_server,
     engine_core,
     family,
+    named,
     raw,
     running_requests,
     sampler_gap,
@@ -63,8 +64,9 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def server(folder):
-    with rl.serve(folder, max_model_len=CONTEXT, lora_rank=LORA_RANK) as server:
+def server():
+    """Of a policy in memory, whose configuration names no architecture."""
+    with rl.serve(vllm_policy(), max_model_len=CONTEXT, lora_rank=LORA_RANK) as server:
         yield server
 
 
@@ -511,28 +513,31 @@ def draw_for_ever(policy):
 
 
 def test_a_server_ends_with_the_process_that_started_it(folder):
-    command = [sys.executable, CLIENT, "serve", folder, str(free_port())]
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as parent:
-        supervisor = int(parent.stdout.readline())
-        everyone = family(supervisor)
-        assert len(everyone) >= 3
+    """While it is loading: the core is there, and nobody answers yet."""
+    with subprocess.Popen([sys.executable, CLIENT, "serve", folder]) as parent:
+        wait_for(lambda: named(parent.pid, "multiprocessing.spawn"), "the core to start")
+        everyone = family(parent.pid)
         parent.kill()
     wait_for(lambda: not alive(everyone), "the whole server to end")
 
 
 @pytest.mark.smollm2
 @pytest.mark.slow
-def test_the_command_serves_smollm2_for_two_steps_and_ends_with_ctrl_c():
+def test_the_command_serves_smollm2_for_two_steps_and_ends_with_ctrl_c(tmp_path):
     """From the command line: the line that says when it is ready, an offline name, and what is left after Ctrl-C."""
-    try:
-        policy = rl.load_policy("smollm2", device="cpu")
-    except ValueError:
-        pytest.skip("SmolLM2-135M is not installed")
+    pytest.importorskip("gguf")
     port = free_port()
     command = [sys.executable, "-m", "rlkit.cli", "serve", "smollm2", "--port", str(port), "--max-model-len", "256"]
-    with subprocess.Popen([*command, "--log", os.devnull], stdout=subprocess.PIPE, text=True) as process:
-        said = process.stdout.readline()
-        assert said.startswith(f"rlkit serve: smollm2 is ready at http://127.0.0.1:{port} (float32)")
+    log = tmp_path / "vllm.log"
+    with subprocess.Popen([*command, "--log", str(log)], stdout=subprocess.PIPE, text=True) as process:
+        try:
+            policy = rl.load_policy("smollm2", device="cpu")  # while the server loads
+        except ValueError:
+            process.terminate()
+            pytest.skip("SmolLM2-135M is not installed")
+        said = process.stdout.readline()  # or nothing, once it has ended
+        ready = said.startswith(f"rlkit serve: smollm2 is ready at http://127.0.0.1:{port} (float32)")
+        assert ready, said + log.read_text()[-3000:]
         policy.use(rl.VLLMServer(policy, url=f"127.0.0.1:{port}"))
         optimizer = torch.optim.AdamW(policy.trainable_parameters(), lr=1e-5)
         for seed in range(2):
