@@ -117,7 +117,7 @@ MUTANTS = [
     Mutant("rollouts after a checkpoint kept", ROLLOUTS, "if step >= steps:", "if step > steps:", "run/test_rollouts.py"),
     Mutant("a torn line left out in silence", LINES, "self._torn = end < len(data)", "self._torn = False", "run/test_reader.py"),
     Mutant("a replaced log read on", LINES, "anew = handle.read(len(self._tail)) != self._tail", "anew = len(handle.read(len(self._tail))) != len(self._tail)", "run/test_reader.py"),
-    Mutant("a metric that pauses moves up", READER, "column.extend([ABSENT] * (before + len(rows) - len(column)))", "pass", "run/test_reader.py"),
+    Mutant("a metric that pauses moves up", READER, 'column.extend(array("d", [ABSENT]) * (before - len(column)))', "pass", "run/test_reader.py"),
     # prompts, rewards, V*, run
     Mutant("None counted as 0", "rewards/returned.py", "        return math.nan\n", "        return 0.0\n", "test_score.py"),
     Mutant("rows known by their prompt alone", "prompts/identity.py", "json.dumps(row, sort_keys", 'json.dumps(row["prompt"], sort_keys', "test_vstar.py test_prompts.py"),
@@ -165,7 +165,9 @@ MUTANTS = [
     Mutant("commands of an earlier loop obeyed", "run/controls.py", "len(before), before.count", "0, before.count", "run/test_controls.py"),
     Mutant("a pause that does not hold", "run/loop.py", "if run.stopped is not None or not self._paused:", "if True:", "run/test_controls.py"),
     Mutant("a number without its bounds", "run/controls.py", "if (low is not None and value < low) or", "if False and", "run/test_controls.py run/test_knobs.py"),
-    Mutant("a live change lost by a restart", "run/knobs.py", 'self.set(name, saved["value"])', "pass", "run/test_knobs.py"),
+    Mutant("a live change lost by a restart", "run/knobs.py", 'notes += self._take_over(name, saved["value"])', "pass", "run/test_knobs.py"),
+    Mutant("a line that did not fit stays in the log", "run/folder.py", "handle.truncate(end)", "pass", "run/test_damage.py"),
+    Mutant("a zombie holds its lock", "run/folder.py", 'not in (b"Z", b"X")', 'not in ()', "run/test_damage.py"),
     Mutant("the background loop without the cell's grad mode", "run/background.py", "stack.enter_context(torch.set_grad_enabled(grad))", "pass", "run/test_background.py"),
     Mutant("a phase inside a phase counted twice", "timing.py", "if _clock.busy:", "if False:", "run/test_controls.py"),
     # the view

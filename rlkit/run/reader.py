@@ -125,8 +125,8 @@ class RunReader:
             columns = self._metrics.columns
             if name not in columns:
                 raise KeyError(f"series: no metric {name!r} was logged; there are {sorted(columns)}.")
-            steps, values = np.array(columns["step"]), np.array(columns[name])
-            logged = values != ABSENT
+            values = np.array(columns[name])  # as long as the last step that logged it
+            steps, logged = np.array(columns["step"])[: len(values)], values != ABSENT
             return steps[logged], values[logged]
 
     @property
@@ -218,18 +218,19 @@ class _Table:
             numbers = _numbers(values)
             if numbers is None:
                 continue
-            column = self.columns.setdefault(printable(name), array("d", [ABSENT]) * before)
-            if len(column) == before:  # else two names that are one in print
+            column = self.columns.setdefault(printable(name), array("d"))
+            if len(column) <= before:  # else two names that are one in print
+                column.extend(array("d", [ABSENT]) * (before - len(column)))
                 column.extend(numbers)
-        for column in self.columns.values():
-            column.extend([ABSENT] * (before + len(rows) - len(column)))
 
     def frame(self) -> "pd.DataFrame":
         import pandas as pd
 
-        columns = {name: np.array(column) for name, column in self.columns.items()}
-        found = pd.DataFrame({name: np.where(values == ABSENT, math.nan, values) for name, values in columns.items()})
-        return found.astype({"step": np.int64})
+        found = {name: np.full(len(self.columns["step"]), math.nan) for name in self.columns}
+        for name, column in self.columns.items():
+            values = np.array(column)
+            found[name][: len(values)] = np.where(values == ABSENT, math.nan, values)
+        return pd.DataFrame(found).astype({"step": np.int64})
 
 
 def _flat(line: dict[str, Any]) -> dict[str, Any]:

@@ -5,10 +5,13 @@ A completion may hold codes that repaint a terminal or rich's own markup: it is 
 
 import math
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlkit.run.reader import RunReader
 from rlkit.view.text import visible
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 NUMBERS = ("reward", "advantage", "kl", "length")
 TEXTS = ("prompt", "completion")
@@ -49,14 +52,17 @@ def show_completions(
         console.print(f"{visible(reader.name)}: no rollout was kept yet", markup=False, highlight=False)
         return
     step = reader.rollout_steps[-1] if step is None else step
-    console.print(_table(reader, step, limit, sort, characters))
+    frame = reader.rollouts(step)
+    if "completion" not in frame:  # its file is torn or gone
+        console.print(visible(f"{reader.name}, step {step}: {reader.notes[-1]}"), markup=False, highlight=False)
+        return
+    console.print(_table(frame, f"{reader.name}, step {step}", limit, sort, characters))
 
 
-def _table(reader: RunReader, step: int, limit: int, sort: str | None, characters: int) -> Any:
+def _table(frame: "pd.DataFrame", name: str, limit: int, sort: str | None, characters: int) -> Any:
     from rich.table import Table
     from rich.text import Text
 
-    frame = reader.rollouts(step)
     if sort is not None:
         column = sort.removeprefix("-")
         if column not in frame:
@@ -65,7 +71,7 @@ def _table(reader: RunReader, step: int, limit: int, sort: str | None, character
     names = [name for name in (*TEXTS, *NUMBERS) if name in frame]
     names += [name for name in map(str, frame.columns) if name.startswith("rewards/")]
     shown = min(limit, len(frame))
-    title = f"{reader.name}, step {step}: {shown} of {len(frame)} completions"
+    title = f"{name}: {shown} of {len(frame)} completions"
     table = Table(title=Text(visible(title)), show_lines=True)
     for name in names:
         right = name not in TEXTS

@@ -11,8 +11,12 @@ import xml.etree.ElementTree as ET
 
 import numpy as np
 import pytest
+import torch
+from builders import make_rollout, make_scores
+from run_folders import write_run
 
 import rlkit as rl
+from rlkit.cli import main
 from rlkit.commands import ctl
 from rlkit.run.folder import cut_lines, lives
 from rlkit.run.knobs import Numbers
@@ -261,3 +265,61 @@ def test_any_name_of_a_metric_can_be_read_and_drawn(run):
 def test_any_number_can_be_drawn(values):
     drawn = picture("t", {"a": ([0, 1], values)})
     assert "nan" not in drawn and "inf" not in drawn
+
+
+def test_names_that_come_once_cost_their_step_only(tmp_path):
+    """A metric with the step in its name: a column of each would be filled up at every other step."""
+    seconds = []
+    for names in (1, 2000):
+        lines = "".join(json.dumps({"step": step, f"a{step % names}": step}) + "\n" for step in range(2000))
+        (tmp_path / "metrics.jsonl").write_text(lines)
+        started = time.process_time()
+        reader = rl.Run.open(tmp_path)
+        seconds.append(time.process_time() - started)
+    assert len(reader.names) == 2000 and reader.series("a7")[0].tolist() == [7]
+    assert reader.metrics["a7"].notna().tolist() == [step == 7 for step in range(2000)]
+    assert sum(map(len, reader._metrics.columns.values())) < 2000 * 2000 * 0.6
+    assert seconds[1] < 100 * max(seconds[0], 0.01)
+
+
+def test_an_empty_rollout_is_logged_and_shown(run, capsys):
+    rollout, scores = make_rollout().select([]), make_scores([1, 0, 0, 1]).select([])
+    line = run.log(0, rollout, scores, torch.zeros(0), ref_logps=torch.zeros(rollout.completion_ids.shape))
+    assert line["completions/mean_length"] is None and len(run.rollouts(0)) == 0
+    rl.show_completions(run.path, sort="-reward")
+    assert "0 of 0 completions" in capsys.readouterr().out
+
+
+def test_a_torn_rollout_is_named_in_the_terminal(run, capsys):
+    run.log(0, make_rollout(), make_scores([1, 0, 0, 1]))
+    (run.path / "rollouts" / "step-00000001.parquet").write_bytes(b"PAR1")
+    rl.show_completions(run.path, sort="reward")
+    assert "step-00000001.parquet cannot be read" in capsys.readouterr().out.replace("\n", " ")
+
+
+# --- the command line ---
+
+
+@pytest.mark.parametrize(
+    "words, status, said",
+    [
+        (["report", "RUN", "-o", "RUN"], 2, "is a folder; name the file"),
+        (["report", "RUN", "-o", "RUN/config.json/x.html"], 2, "config.json"),
+        (["ctl", "RUN", "set", "beta", "0,5"], 1, "'0,5' is no number; write it like 0.1"),
+        (["ctl", "RUN", "set", "beta", "-1e-3"], 0, "beta will be -1e-3"),
+        (["ctl", "RUN", "set", "beta"], 2, "expected set NAME VALUE"),
+        (["ctl", "RUN", "stop", "now"], 2, "nothing after it"),
+    ],
+)
+def test_the_command_line_names_what_is_wrong(tmp_path, capsys, words, status, said):
+    folder = write_run(tmp_path / "run", steps=1)
+    assert main([word.replace("RUN", str(folder)) for word in words]) == status
+    printed = capsys.readouterr()
+    assert said in printed.out + printed.err
+
+
+def test_megabytes_are_a_finite_number(tmp_path, capsys):
+    for text in ("inf", "nan", "-1", "x"):
+        with pytest.raises(SystemExit, match="2"):
+            main(["report", str(tmp_path), "--max-mb", text])
+        assert "--max-mb" in capsys.readouterr().err
