@@ -44,7 +44,7 @@ class Charts:
         import plotly.graph_objects as go
 
         self.histories = list(histories)
-        self._lock = lock or threading.RLock()
+        self._lock, self._live = lock or threading.RLock(), False
         self._many = len(self.histories) > 1 if many is None else many
         figure = go.Figure()
         figure.update_layout(_frame(30 if self._many else 2))
@@ -57,13 +57,16 @@ class Charts:
         if live:
             from rlkit.view.figure import LiveFigure
 
-            self.figure = LiveFigure(self.figure, self._lock)
+            self.figure, self._live = LiveFigure(self.figure, self._lock), True
             self._traces = dict(zip(self._traces, self.figure.data, strict=True))
 
     def draw(self) -> bool:
         """Bring the figure up to date with the histories. Returns whether anything was sent."""
         with self._lock:
-            return self._draw()
+            news = self._draw()
+            if news and self._live:
+                self.figure.keep()
+            return news
 
     def _draw(self) -> bool:
         charts = charts_of(self.histories)
