@@ -44,12 +44,13 @@ class Charts:
         import plotly.graph_objects as go
 
         self.histories = list(histories)
-        self._lock = lock or threading.RLock()
+        self._lock, self._live = lock or threading.RLock(), False
         self._many = len(self.histories) > 1 if many is None else many
         figure = go.Figure()
         figure.update_layout(_frame(30 if self._many else 2))
         self._charts: dict[str, int] = {}  # title -> number of the subplot
         self._traces: dict[tuple[Any, ...], Any] = {}
+        self._titles: dict[str, str] = {}
         self._ticks: dict[str, dict[str, Any]] = {}
         self._sent: dict[tuple[Any, ...], tuple[dict[str, np.ndarray], str]] = {}
         self.figure: Any = figure
@@ -57,13 +58,16 @@ class Charts:
         if live:
             from rlkit.view.figure import LiveFigure
 
-            self.figure = LiveFigure(self.figure, self._lock)
+            self.figure, self._live = LiveFigure(self.figure, self._lock), True
             self._traces = dict(zip(self._traces, self.figure.data, strict=True))
 
     def draw(self) -> bool:
         """Bring the figure up to date with the histories. Returns whether anything was sent."""
         with self._lock:
-            return self._draw()
+            news = self._draw()
+            if news and self._live:
+                self.figure.keep()
+            return news
 
     def _draw(self) -> bool:
         charts = charts_of(self.histories)
@@ -74,9 +78,13 @@ class Charts:
             }
         wanted = [(key, trace) for chart in charts for key, trace in self._traces_of(chart)]
         changed = 0
+        before = dict(self._titles)
+        notes = self._named(charts)
         with self.figure.batch_update():
+            if not new and self._titles != before:
+                self.figure.layout.annotations = notes
             if new:
-                self._arrange([chart.title for chart in charts], {chart.title: chart for chart in charts})
+                self._arrange([chart.title for chart in charts], {chart.title: chart for chart in charts}, notes)
             for chart in charts:
                 self._mark_rewards(chart)
             for key, trace in wanted:
@@ -101,13 +109,13 @@ class Charts:
                 self._sent[key] = _data(trace), trace.get("mode", "")
         return bool(changed or fresh)
 
-    def _arrange(self, titles: Sequence[str], charts: dict[str, Chart]) -> None:
+    def _arrange(self, titles: Sequence[str], charts: dict[str, Chart], notes: list[dict[str, Any]]) -> None:
         """Positions of all subplots; titles and levels of the new ones."""
         rows = math.ceil(len(titles) / COLUMNS)
         layout = self.figure.layout
         layout.height = rows * ROW + layout.margin.t + layout.margin.b
-        notes, shapes = list(layout.annotations), list(layout.shapes)  # in a batch they read as before: set once
-        titled = {note.name for note in notes}
+        shapes = list(layout.shapes)  # in a batch they read as before: set once
+        titled = {note.get("name") for note in notes}
         for place, title in enumerate(titles):
             number, chart = self._charts[title], charts[title]
             row, column = divmod(place, COLUMNS)
@@ -127,6 +135,17 @@ class Charts:
             if chart.warn is not None:
                 shapes.append(_level(chart.warn, axis))
         layout.annotations, layout.shapes = notes, shapes
+
+    def _named(self, charts: Sequence[Chart]) -> list[dict[str, Any]]:
+        """The titles in the figure; one names the curves below it, and is set anew where a curve came later."""
+        texts = {chart.title: _title(chart, "", self._many)["text"] for chart in charts}
+        notes = [note.to_plotly_json() for note in self.figure.layout.annotations]
+        for note in notes:
+            name = note.get("name")
+            if name in self._titles and texts.get(name, self._titles[name]) != self._titles[name]:
+                note["text"] = texts[name]
+        self._titles |= texts
+        return notes
 
     def _mark_rewards(self, chart: Chart) -> None:
         """Where there are few different rewards the axis of a heat map names exactly those."""

@@ -151,7 +151,8 @@ class Dashboard:
         from rlkit.view.text import as_html
 
         said = [*advice(self._known), *list(self._faults.values())[-1:]]
-        text = f'<small role="status">{"<br>".join(as_html(line, 400) for line in said)}</small>' if said else ""
+        lines = "<br>".join(as_html(line, 400) for line in said)
+        text = f'<small role="status" style="display:block;line-height:1.45">{lines}</small>' if said else ""
         if text != self._said.value:
             self._said.value = text
 

@@ -45,6 +45,12 @@ def test_charts_appear_when_they_have_data(tmp_path):
     assert titles == ["Reward", "KL to the reference", "my own <b>number</b>"]
     assert "<b>number" not in str(charts.figure.layout.annotations[2].text)
     assert not charts.draw()  # nothing new, nothing sent
+    log(tmp_path / "r", {"step": 2, "rewards/exact/mean": 0.25, "rewards/form/mean": 1.0})
+    found.reader.refresh()
+    found.update()
+    charts.draw()
+    assert "exact" in charts.figure.layout.annotations[0].text  # a title names curves that came later
+    assert [note.name for note in charts.figure.layout.annotations] == titles
 
 
 def test_a_full_run_has_all_charts_with_an_explanation_each(tmp_path):

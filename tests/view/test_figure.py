@@ -73,6 +73,19 @@ def test_a_page_that_is_loaded_later_gets_the_figure_of_now(tmp_path):
     assert set(charts.figure.get_state("_config")) == {"_config"}  # a single trait stays a single trait
 
 
+def test_a_page_whose_javascript_is_late_has_the_figure_of_the_last_change(tmp_path, channels):
+    """Whoever listens to nothing but plain state, as a page does until the JavaScript is loaded."""
+    charts = charts_of(tmp_path / "r", 5)
+    grow(charts, tmp_path / "r", 4, first=5)
+    charts.draw()
+    channel = next(one for one in channels if one is charts.figure.comm)
+    kept = {}
+    for data in channel.sent:
+        kept |= (data or {}).get("state", {})
+    assert shape(kept["_widget_data"][0]) == (9,) and len(kept["_widget_data"]) == len(charts.figure.data)
+    assert len(kept["_widget_layout"]["annotations"]) == len(charts.figure.layout.annotations)
+
+
 def test_an_update_during_a_message_of_the_browser_is_not_lost(tmp_path, channels, monkeypatch):
     """Inside set_state traitlets gathers changes: an update, set and taken back, would come to nothing."""
     charts = charts_of(tmp_path / "r", 5)
