@@ -164,7 +164,7 @@ def pickled(function: Any) -> bytes:
         raise CannotSend(f"there are no such subprocesses on {sys.platform}")
     import dill
 
-    class Pickler(dill.Pickler):  # type: ignore[misc]  # dill has no types
+    class Pickler(dill.Pickler):
         """dill sends a module that is not in site-packages (an editable install, a file beside the notebook) with all
         that is in it, where something never can be pickled; by its name it is imported there.
         """
