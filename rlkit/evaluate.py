@@ -4,6 +4,7 @@ Rows are sampled in batches and kept on the CPU, so that a test set of any size 
 the same noise every time: two policies are compared on equal luck, prompt by prompt (`Evaluation.compare`).
 """
 
+import functools
 import math
 import statistics
 from collections.abc import Mapping, Sequence
@@ -197,21 +198,24 @@ def evaluate(
     # Every process takes the same number of batches, the last of which may be empty: gathering shards is an exchange.
     at_once = max(1, batch_size // num_generations)
     count = max(1, math.ceil(math.ceil(len(dataset) / collectives.size()) / at_once))
-    parts = []
-    for number in range(count):
-        batch = whole.select(range(len(whole))[number * at_once : (number + 1) * at_once])
-        part = sample(engine, batch, num_generations=num_generations, seed=seed, **sampling)
-        parts.append(join([part], owner.pad_id))  # on the CPU
-    rollout = join(parts, owner.pad_id)
-    scores = score(
-        rollout,
-        reward_funcs,
+    judge = functools.partial(
+        score,
+        reward_funcs=reward_funcs,
         weights=weights,
         timeout=timeout,
         on_timeout=on_timeout,
         on_error=on_error,
         memory=memory,
     )
+    parts = []
+    for number in range(count):
+        batch = whole.select(range(len(whole))[number * at_once : (number + 1) * at_once])
+        part = sample(engine, batch, num_generations=num_generations, seed=seed, **sampling)
+        parts.append(join([part], owner.pad_id))  # on the CPU
+        if number == 0:
+            judge(part.select([]))  # calls nothing; a wrong setting is found before everything is sampled
+    rollout = join(parts, owner.pad_id)
+    scores = judge(rollout)
     if collectives.is_many():
         shares = collectives.gather((rollout, scores.cpu()))
         rollout = join([share for share, _ in shares], owner.pad_id)
@@ -235,6 +239,8 @@ def _checked_k(k: Sequence[int] | None, num_generations: int) -> tuple[int, ...]
         raise ValueError(f"evaluate: num_generations must be a whole number of at least 1, got {num_generations!r}.")
     if k is None:
         return tuple(usual for usual in USUAL_K if usual <= num_generations)
+    if not isinstance(k, Sequence):
+        raise TypeError(f"evaluate: k must be a list of whole numbers such as (1, 4, 8), got {k!r}.")
     bad = [one for one in k if not isinstance(one, int) or not 1 <= one <= num_generations]
     if bad:
         raise ValueError(

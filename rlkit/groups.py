@@ -144,7 +144,13 @@ def accumulate(
         if ended or following is None:
             data_ended = True
             break
-        rollout, score = draw(following)
+        drawn = draw(following)
+        if not isinstance(drawn, tuple) or len(drawn) != 2:
+            raise TypeError(
+                "accumulate: draw must return the pair (rollout, scores), as drop_uninformative_groups does, got "
+                f"{type(drawn).__name__}. Does it end in `return`?"
+            )
+        rollout, score = drawn
         rollouts.append(rollout)
         scores.append(score)
         for ids in collectives.gather(list(dict.fromkeys(rollout.group_id.tolist()))):

@@ -3,6 +3,7 @@
 import html
 import io
 import os
+import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from pathlib import Path
@@ -83,9 +84,12 @@ class Record:
         """Read a record that `save` wrote. Nothing in the file is executed.
 
         Raises:
-            ValueError: the file holds another kind of record.
+            ValueError: the file holds another kind of record, or none.
         """
-        state = torch.load(path, weights_only=True, map_location="cpu")
+        try:
+            state = torch.load(path, weights_only=True, map_location="cpu")
+        except (pickle.UnpicklingError, EOFError, RuntimeError) as error:  # torch would advise to execute what is in it
+            raise ValueError(f"{cls.__name__}.load: {path} is no file that `save` wrote, or is not whole.") from error
         if not isinstance(state, dict) or state.get("kind") != cls.__name__:
             found = state.get("kind") if isinstance(state, dict) else type(state).__name__
             raise ValueError(f"{cls.__name__}.load: {path} holds a {found}.")

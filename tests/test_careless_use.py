@@ -2,6 +2,7 @@
 
 import copy
 import logging
+import math
 
 import numpy as np
 import pytest
@@ -256,3 +257,53 @@ def test_nothing_is_said_where_nothing_is_wrong(caplog):
         rollout = rl.sample(policy, ["1+1="], num_generations=4, max_completion_length=4, seed=0)
         rl.loss_step(policy, torch.optim.SGD(policy.trainable_parameters(), lr=0.1), rollout, advantages(rollout))
     assert not caplog.text
+
+
+def test_an_evaluation_with_a_wrong_setting_ends_after_its_first_batch(frozen_policy):
+    """Not after an hour of sampling: weights, limits and arguments of the functions are looked at early."""
+    drawn = []
+
+    class Counting(rl.TransformersEngine):
+        def generate(self, *args, **kwargs):
+            drawn.append(1)
+            return super().generate(*args, **kwargs)
+
+    engine = Counting(frozen_policy, max_rows=2)
+    rows = [{"prompt": f"{n}="} for n in range(6)]
+    options = {"batch_size": 2, "max_completion_length": 2}
+    for wrong in ({"weights": [1.0, 2.0]}, {"timeout": 0}, {"on_timeout": math.inf}):
+        drawn.clear()
+        with pytest.raises(ValueError, match="score: "):
+            rl.evaluate(engine, rows, lambda completions: [1.0] * len(completions), **options, **wrong)
+        assert len(drawn) == 1
+    with pytest.raises(RuntimeError, match="missing a required argument: 'answer'"):
+        rl.evaluate(engine, rows, lambda completions, answer: answer, **options)
+
+
+def test_what_is_no_policy_no_pair_and_no_record_is_named(frozen_policy, tmp_path, unchecked):
+    rows, reward = [{"prompt": "1="}], lambda completions: [1.0] * len(completions)
+    with pytest.raises(TypeError, match=r"expected a policy from rl\.load_policy, or an engine, got str: 'gpt2'"):
+        rl.evaluate("gpt2", rows, reward)
+    with pytest.raises(TypeError, match="k must be a list of whole numbers"):
+        rl.evaluate(frozen_policy, rows, reward, k=1)
+    batch = rl.make_batch(frozen_policy, rows)
+    with pytest.raises(TypeError, match=r"draw must return the pair .* got Rollout"):
+        rl.accumulate(
+            lambda one: rl.sample(frozen_policy, one, num_generations=2, max_completion_length=2), batch, groups=1
+        )
+    with pytest.raises(ValueError, match="Leave out long prompts"):
+        rl.evaluate(frozen_policy, [{"prompt": "1" * 99}], reward)
+    (tmp_path / "text.pt").write_text("no record")
+    (tmp_path / "empty.pt").write_text("")
+    for name in ("text.pt", "empty.pt"):
+        with pytest.raises(ValueError, match="is no file that `save` wrote"):
+            rl.Evaluation.load(tmp_path / name)
+
+
+def test_limits_and_weights_that_are_no_numbers_are_named(unchecked):
+    rollout = make_rollout([1, 1])
+    reward = lambda completions: [1.0] * len(completions)  # noqa: E731
+    with pytest.raises(ValueError, match=r"weights must be finite numbers, got \[None\]"):
+        rl.score(rollout, reward, weights=[None])
+    with pytest.raises(ValueError, match="timeout must be seconds above 0 or None, got '1'"):
+        rl.score(rollout, reward, timeout="1")

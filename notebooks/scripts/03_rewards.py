@@ -4,7 +4,7 @@
     torchrun --nproc_per_node 8 03_rewards.py --strategy fsdp2 --out runs/a --resume auto
     rlkit export 03_rewards.ipynb --slurm job.sbatch --nodes 4 --gpus-per-node 8
 
-sha256 of the code: 3608abf9796752550d86d9a27d039511d9ffc7cc791851f771958eea461bce8f
+sha256 of the code: 8f8cd255e0f89561919433e5abb38af77cd8d0fa8d269db7eab34c9fe2e0e50d
 """
 
 # # Rewards: write, test and debug one before any training
@@ -68,14 +68,9 @@ def right(completions, answer, **columns):
         for text, right in zip(completions, answer, strict=True)
     ]
 
-# %% cell 27
-def draw(batch):
-    rollout = rl.sample(policy, batch, num_generations=num_generations, max_completion_length=max_completion_length)
-    return rl.drop_uninformative_groups(rollout, rl.score(rollout, right))
-
 
 if __name__ == "__main__":
-    rlkit_script.start(__file__, notebook="03_rewards.ipynb", sha256="3608abf9796752550d86d9a27d039511d9ffc7cc791851f771958eea461bce8f")
+    rlkit_script.start(__file__, notebook="03_rewards.ipynb", sha256="8f8cd255e0f89561919433e5abb38af77cd8d0fa8d269db7eab34c9fe2e0e50d")
 
     # ## Completions to work on
     #
@@ -174,6 +169,7 @@ if __name__ == "__main__":
     before = rl.evaluate(
         policy, rows, right, num_generations=num_generations, max_completion_length=max_completion_length, seed=seed
     )
+    run.log_evaluation("before", before)
     before
 
     # %% cell 23
@@ -202,6 +198,11 @@ if __name__ == "__main__":
     prompts = rl.PromptLoader(task.train, policy, batch_size=batch_size, seed=seed)
     run.track(policy, optimizer, prompts=prompts)
 
+
+    def draw(batch):
+        rollout = rl.sample(policy, batch, num_generations=num_generations, max_completion_length=max_completion_length)
+        return rl.drop_uninformative_groups(rollout, rl.score(rollout, right))
+
     # %% cell 28 [loop]
     for step, batch in run.steps(prompts, max_steps):
         found = rl.accumulate(draw, batch, prompts, groups=batch_size, max_batches=4)
@@ -219,8 +220,7 @@ if __name__ == "__main__":
     after = rl.evaluate(
         policy, rows, right, num_generations=num_generations, max_completion_length=max_completion_length, seed=seed
     )
-    if world.main:
-        after.save(file.with_name("evaluation.pt"))
+    run.log_evaluation("after", after)  # whole in the run's folder; its numbers in rl.Run.open(run.path).evaluations
     comparison = after.compare(before)
     comparison
 

@@ -7,6 +7,7 @@ from rlkit.export.analysis import Program, Unit
 from rlkit.export.syntax import dotted, root
 
 BUILTINS = frozenset(dir(builtins))
+IN_PLACE = frozenset({"accumulate", "prepare"})  # rl.accumulate(draw, ...), world.prepare(policy, make), tasks.prepare
 
 
 def is_definition(unit: Unit) -> bool:
@@ -49,5 +50,7 @@ def _leaves(node: ast.AST, parents: dict[ast.AST, ast.AST], own: set[str], runs:
     if isinstance(above, ast.Call):
         if isinstance(above.func, ast.Attribute) and above.func.attr == "start" and root(above.func) in runs:
             return False  # run.start(loop) runs it in place
+        if dotted(above.func).rsplit(".", 1)[-1] in IN_PLACE:
+            return False
         return above.func is not node and root(above.func) not in own | BUILTINS
     return displayed and isinstance(above, ast.Assign | ast.AnnAssign | ast.Return)

@@ -154,7 +154,9 @@ class PromptTokenizer:
             places = [place for place, prompt in enumerate(prompts) if prompt.special is special]
             if places:
                 texts = [prompts[place].text for place in places]
-                found = self.tokenizer(texts, add_special_tokens=special, return_attention_mask=False)["input_ids"]
+                found = self.tokenizer(  # verbose=False: of lengths LengthRule and `sample` speak, and name the row
+                    texts, add_special_tokens=special, return_attention_mask=False, verbose=False
+                )["input_ids"]
                 for place, one in zip(places, found, strict=True):
                     ids[place] = self._open(list(one), prompts[place].text)
         return ids

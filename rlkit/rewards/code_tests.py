@@ -44,8 +44,8 @@ _PYTHON = ("python", "python3", "py")
 class PythonTests:
     """1 where the code passes every test of its row, else 0; None where the row has no tests.
 
-    The code is the last block of the answer that is fenced as Python (or without a language; else the whole answer). A test is Python that
-    raises if something is wrong (`assert add(1, 2) == 3`); it sees the code's names.
+    The code is the last block of the answer that is fenced as Python, else the last without a language, else the whole
+    answer. A test is Python that raises if something is wrong (`assert add(1, 2) == 3`); it sees the code's names.
 
     Attributes:
         column: of the tests: one text, or a list of texts.
@@ -165,8 +165,8 @@ def own_namespaces() -> tuple[str, ...]:
 
 
 def code_of(text: str) -> str:
-    r"""The code in a completion: the last block of its answer that is fenced as Python, else the last fenced block without
-    a language, else all of it.
+    r"""The code in a completion: the last block of its answer that is fenced as Python, else the last fenced without a
+    language, else all of it.
 
     Example:
         >>> code_of("I think:\n```python\nx = 1\n```\nIt prints:\n```\n1\n```\nDone.")

@@ -79,7 +79,8 @@ def probe(
 def _rollout(policy: "Policy", rows: list[dict[str, Any]], texts: list[str]) -> Rollout:
     """A rollout whose completions are these texts; tokens as the tokenizer makes them, to the letter or not."""
     safe = [text.encode("utf-8", "replace").decode("utf-8") for text in texts]
-    ids = [list(policy.tokenizer(text, add_special_tokens=False)["input_ids"]) or [policy.eos_ids[0]] for text in safe]
+    made = [policy.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"] for text in safe]
+    ids = [list(one) or [policy.eos_ids[0]] for one in made]
     completions = [[Completion(one, [0.0] * len(one), "eos")] for one in ids]
     rollout = assemble(policy, make_batch(policy, rows), completions, SamplingParams(), "probe")
     forms = [

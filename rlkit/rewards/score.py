@@ -177,7 +177,7 @@ def _limits(
             f"{[name for name in names if name not in models]}."
         )
     for seconds in by_name.values():
-        if seconds is not None and not (isinstance(seconds, numbers.Real) and 0 < seconds < math.inf):
+        if seconds is not None and not (isinstance(seconds, numbers.Real) and 0 < float(seconds) < math.inf):
             raise ValueError(f"score: timeout must be seconds above 0 or None, got {seconds!r}.")
     if on_timeout is not None and not math.isfinite(on_timeout):
         raise ValueError(f"score: on_timeout must be a finite reward or None, got {on_timeout}.")

@@ -11,6 +11,7 @@ Linux and macOS; elsewhere, and for what cannot be pickled, `rlkit.rewards.calle
 import atexit
 import contextlib
 import hashlib
+import importlib
 import io
 import os
 import pickle
@@ -22,6 +23,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 PROGRAM = Path(__file__).with_name("worker_main.py")
@@ -162,9 +164,19 @@ def pickled(function: Any) -> bytes:
         raise CannotSend(f"there are no such subprocesses on {sys.platform}")
     import dill
 
+    class Pickler(dill.Pickler):
+        """dill sends a module that is not in site-packages (an editable install, a file beside the notebook) with all
+        that is in it, where something never can be pickled; by its name it is imported there.
+        """
+
+        def reducer_override(self, value: Any) -> Any:
+            if isinstance(value, ModuleType) and value.__name__ != "__main__":
+                return importlib.import_module, (value.__name__,)
+            return NotImplemented
+
     buffer = io.BytesIO()
     try:
-        dill.dump(function, buffer, recurse=True)
+        Pickler(buffer, recurse=True).dump(function)
     except Exception as error:  # dill raises whatever the objects raise
         raise CannotSend(f"it cannot be pickled ({type(error).__name__}: {str(error)[:200]})") from error
     if buffer.tell() > LARGEST:

@@ -5,6 +5,7 @@ metrics.jsonl   one JSON object per step; repeats bit for bit with the same seed
 timings.jsonl   wall times, which never repeat, kept apart
 state.json      where the run stands: step, position in the data, declared numbers, whether it runs, why it ended
 commands.jsonl  what the loop was told to do while it ran
+evaluations/    what `run.log_evaluation` was given; its numbers are in evaluations.jsonl (rlkit/run/evaluations.py)
 rollouts/       the completions of the steps, in Parquet (rlkit/run/rollouts.py)
 """
 
@@ -15,7 +16,7 @@ import os
 import platform
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -124,8 +125,13 @@ def lives(pid: int) -> bool:
 
 def cut_lines(file: Path, steps: int) -> None:
     """Keep the lines of the first `steps` steps of a JSON-lines file; what is no line of a step goes."""
+    keep_lines(file, lambda line: is_step(line.get("step")) and line["step"] < steps)
+
+
+def keep_lines(file: Path, wanted: Callable[[dict[str, Any]], bool]) -> None:
+    """Keep some of the lines of a JSON-lines file, which is replaced whole or not at all; what is no object goes."""
     known = [line for lines, _ in Lines(file).read() for line in lines]
-    kept = [line for line in known if isinstance(line, dict) and is_step(line.get("step")) and line["step"] < steps]
+    kept = [line for line in known if isinstance(line, dict) and wanted(line)]
     partial = file.with_name(file.name + ".partial")
     partial.write_text("".join(json.dumps(line, allow_nan=False) + "\n" for line in kept), encoding="utf-8")
     os.replace(partial, file)

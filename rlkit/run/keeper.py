@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from rlkit import collectives
-from rlkit.run import checkpoint
+from rlkit.run import checkpoint, evaluations
 from rlkit.run.folder import cut_lines, numbered_folders
 from rlkit.run.rollouts import cut_parts
 from rlkit.run.settings import current
@@ -112,6 +112,7 @@ def cut_back(folder: Path, steps: int) -> None:
     if collectives.rank() == 0:
         for name in ("metrics.jsonl", "timings.jsonl"):
             cut_lines(folder / name, steps)
+        evaluations.cut(folder, steps)
         cut_parts(folder, steps)
         (folder / "STOPPED").unlink(missing_ok=True)
     collectives.barrier()

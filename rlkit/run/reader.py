@@ -24,6 +24,7 @@ import numpy as np
 from jaxtyping import Float64
 
 from rlkit.record import printable
+from rlkit.run import evaluations
 from rlkit.run.lines import Lines, is_step, read_json
 from rlkit.run.rollouts import kept_steps, part_of, read_part
 
@@ -61,6 +62,8 @@ class RunReader:
         self.state: dict[str, Any] = {}
         self._metrics = _Table(self.path / "metrics.jsonl")
         self._timings = _Table(self.path / "timings.jsonl")
+        self._evaluation_lines = Lines(self.path / evaluations.FILE)
+        self._evaluations: list[dict[str, Any]] = []
         self._stamps: dict[str, Any] = {}
         self._steps: list[int] = []
         self._seen: set[int] = set()
@@ -77,18 +80,29 @@ class RunReader:
     def notes(self) -> list[str]:
         """What could not be read, a sentence each; empty for a sound folder that nobody writes to."""
         with self._lock:
-            return [*self._metrics.notes, *self._timings.notes, *self._notes.values()]
+            tables = (self._metrics, self._timings, self._evaluation_lines)
+            return [*(note for table in tables for note in table.notes), *self._notes.values()]
 
     def refresh(self) -> bool:
         """Take in what was written since the last look. Returns True if there was anything."""
         with self._lock:
-            news = [self._metrics.refresh(), self._timings.refresh()]
+            news = [self._metrics.refresh(), self._timings.refresh(), self._refresh_evaluations()]
             news += [self._refresh_json("config"), self._refresh_json("state")]
             steps = kept_steps(self.path)
             news.append(steps != self._steps)
             self._steps = steps
             self._seen.update(steps)
             return any(news)
+
+    def _refresh_evaluations(self) -> bool:
+        news = False
+        for lines, anew in self._evaluation_lines.read():
+            self._evaluations = [
+                *([] if anew else self._evaluations),
+                *(line for line in lines if isinstance(line, dict)),
+            ]
+            news = news or anew or bool(lines)
+        return news
 
     def _refresh_json(self, name: str) -> bool:
         file, key = self.path / f"{name}.json", (name,)
@@ -140,6 +154,18 @@ class RunReader:
         """One row per finished step, in seconds: its wall time `step_time`, and each phase as `phases/<name>`."""
         with self._lock:
             return self._timings.frame()
+
+    @property
+    def evaluations(self) -> "pd.DataFrame":
+        """One row per evaluation that `run.log_evaluation` saved: its name, step, file (in the folder; read it with
+        `rl.Evaluation.load`) and metrics, NaN where one has none.
+        """
+        import pandas as pd
+
+        with self._lock:
+            return pd.DataFrame(
+                self._evaluations or None, columns=None if self._evaluations else ["name", "step", "file"]
+            )
 
     @property
     def rollout_steps(self) -> list[int]:

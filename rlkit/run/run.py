@@ -22,7 +22,7 @@ from rlkit.metrics import for_json
 from rlkit.rank_log import move_output_to
 from rlkit.rewards.monitor import Monitor
 from rlkit.rollout import Rollout, Scores, Update
-from rlkit.run import checkpoint
+from rlkit.run import checkpoint, evaluations
 from rlkit.run.background import Background, loop_in_background, runs_in_place
 from rlkit.run.console import Console
 from rlkit.run.controls import Order, send
@@ -42,6 +42,7 @@ from rlkit.run.stopping import StopFlag
 if TYPE_CHECKING:
     import pandas as pd
 
+    from rlkit.evaluate import Evaluation
     from rlkit.policy import Policy
     from rlkit.step import LRScheduler
     from rlkit.view.dashboard import Dashboard
@@ -426,6 +427,31 @@ class Run:
         path = self.path
         if collectives.rank() == 0:
             append_line(path / name, values)
+
+    def log_evaluation(self, name: str, evaluation: "Evaluation") -> Path:
+        """Save an evaluation with the run: whole in `evaluations/NAME-STEP.pt`, its numbers in `evaluations.jsonl`.
+
+        The step is that of the run: the one that the loop is in, else the number of finished steps. An evaluation of
+        the same name at the same step takes the place of the earlier one. Every process calls it.
+
+        Args:
+            name: what was measured: letters, digits, "_", "-" and ".".
+            evaluation: from `rl.evaluate`.
+
+        Returns:
+            The file, which `rl.Evaluation.load` reads.
+
+        Raises:
+            ValueError: a name that is no name of a file.
+            TypeError: something else than an evaluation, or one whose dataset columns are not plain data.
+
+        Example: `run.log_evaluation("test", rl.evaluate(policy, task.test, task.rewards))`
+        """
+        evaluations.check(name, evaluation)
+        path = self.path
+        if collectives.rank() == 0:
+            evaluations.write(path, self.step, name, evaluation)
+        return evaluations.file_of(path, self.step, name)
 
     def log(
         self,

@@ -133,6 +133,10 @@ def owner_and_engine(policy: "Policy | Engine") -> "tuple[Policy, Engine]":
     """The policy and the engine that draws for it; a policy without one gets the transformers engine."""
     given: Any = policy
     if not hasattr(given, "score_tokens"):
+        if not hasattr(given, "policy"):
+            raise TypeError(
+                f"expected a policy from rl.load_policy, or an engine, got {type(given).__name__}: {str(given)[:60]!r}."
+            )
         return given.policy, given
     if given.engine is None:
         given.engine = TransformersEngine(given)
@@ -197,8 +201,9 @@ def check_context(policy: "Policy", batch: PromptBatch, params: SamplingParams, 
         raise ValueError(
             f"sample: prompt(s) {too_long[:8]} of the batch do not fit: up to {worst} prompt tokens + "
             f"max_completion_length={params.max_completion_length} exceed {whose}, {limit} tokens. "
-            f"Use max_completion_length <= {max(limit - worst, 0)}, or leave out long prompts with "
-            "PromptLoader(..., max_prompt_length=..., on_long='skip')."
+            + (f"Use max_completion_length <= {limit - worst}, or leave" if worst < limit else "Leave")
+            + " out long prompts: in a loop with PromptLoader(..., max_prompt_length=..., on_long='skip'), before an "
+            "evaluation with dataset.filter(...)."
         )
 
 

@@ -37,6 +37,17 @@ def test_a_loop_in_a_function_is_no_worker(tmp_path):
     assert [problem.split()[0] for problem in problems(tmp_path, *handed)] == ["W201"]
 
 
+def test_what_accumulate_draws_with_is_no_worker(tmp_path):
+    """Dynamic sampling calls `draw` in place: no W201, and it stays with the policy that it needs."""
+    draw = (
+        "def draw(batch):\n    rollout = rl.sample(policy, batch)\n    return rollout, rl.score(rollout, task.rewards)"
+    )
+    cells = [*FIRST, draw, "found = rl.accumulate(draw, prompts.next_batch(), prompts, groups=4)\nfound"]
+    assert problems(tmp_path, *cells) == []
+    text = export_text(write(tmp_path, *cells)).text
+    assert text.index('if __name__ == "__main__":') < text.index("    def draw(batch):") < text.index("rl.accumulate(")
+
+
 def test_start_on_one_process_only_is_named(tmp_path):
     cells = [*FIRST, FUNCTION, "if world.main:\n    run.start(loop)"]
     assert [problem.split()[0] for problem in problems(tmp_path, *cells)] == ["W205"]

@@ -244,3 +244,16 @@ def test_long_prompts_of_a_stream_are_named_by_their_row(shared):
 def test_drop_last_of_a_stream_serves_whole_batches(shared):
     loader = rl.PromptLoader(numbered, shared, batch_size=4, shuffle=False, drop_last=True)
     assert [texts(loader.next_batch())[0] for _ in range(5)] == ["0+1=", "4+1=", "0+1=", "4+1=", "0+1="]
+
+
+@pytest.mark.parametrize(("name", "text"), [("a.jsonl", ""), ("a.json", "[]"), ("a.csv", "prompt,answer\n")])
+def test_a_file_without_rows_is_named(name, text, tmp_path, policy):
+    (tmp_path / name).write_text(text)
+    with pytest.raises(ValueError, match=f"{name}' could not be read: there is no row in it"):
+        rl.PromptLoader(tmp_path / name, policy, batch_size=1)
+
+
+@pytest.mark.parametrize("limit", [0, 2.5, "9"])
+def test_a_length_that_is_no_whole_number_is_refused(limit, policy, unchecked):
+    with pytest.raises(ValueError, match="max_prompt_length must be a whole number of at least 1"):
+        rl.PromptLoader([{"prompt": "1+1="}], policy, batch_size=1, max_prompt_length=limit)

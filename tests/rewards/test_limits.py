@@ -456,3 +456,32 @@ def test_trls_accuracy_has_one_value_everywhere():
     here = rl.score(rollout, accuracy_reward)
     assert here.reward.tolist() == [1.0, 1.0, 0.0, 1.0]
     torch.testing.assert_close(rl.score(rollout, accuracy_reward, timeout=120.0).reward, here.reward)
+
+
+HELPERS = """
+import threading
+LOCK = threading.Lock()
+STREAM = open(__file__)  # what no pickle can hold
+def size(text):
+    return float(len(text))
+"""
+
+
+def test_a_function_that_uses_modules_runs_in_a_process(tmp_path, monkeypatch, caplog):
+    """A module beside the notebook, and rlkit itself in an editable install, are imported there, not sent along."""
+    (tmp_path / "helpers_of_a_user.py").write_text(HELPERS)
+    monkeypatch.syspath_prepend(tmp_path)
+    import helpers_of_a_user
+
+    def measured(completions):
+        texts = [rl.rewards.completion_text(completion) for completion in completions]
+        while "endless" in texts:
+            pass
+        return [helpers_of_a_user.size(text) for text in texts]
+
+    rollout = make_rollout([1, 1, 1], completions=("ab", "endless", "abc"))
+    try:
+        scores = rl.score(rollout, measured, timeout=5.0)
+    finally:
+        helpers_of_a_user.STREAM.close()
+    assert str(scores.reward.tolist()) == "[2.0, nan, 3.0]" and "runs in a thread" not in caplog.text

@@ -1,5 +1,6 @@
 """Probes: a reward that can be cheated shows it."""
 
+import logging
 import math
 
 import pytest
@@ -59,3 +60,19 @@ def test_rows_without_an_answer_are_refused(policy):
     with pytest.raises(ValueError, match=r"probe: expected rows with a column 'answer', got 1 rows"):
         rl.rewards.probe(policy, [{"prompt": "1"}], length)
     assert len(rl.rewards.probe(policy, [{"prompt": "1", "gold": "2"}], length, answer="gold")) == 6
+
+
+def test_long_texts_give_no_warning_of_the_tokenizer(caplog):
+    """Nothing is run through the model, so there are no "indexing errors" to warn of."""
+    tokenizer = character_tokenizer()
+    tokenizer.model_max_length = 16
+    policy = tiny_policy(tokenizer=tokenizer).reference()
+    transformers = logging.getLogger("transformers")
+    transformers.addHandler(caplog.handler)
+    try:
+        rl.rewards.probe(policy, ROWS[:1], length)
+        with pytest.raises(ValueError, match=r"row 0 \(99 tokens\)"):
+            rl.PromptLoader([{"prompt": "1" * 99}], policy, batch_size=1)
+    finally:
+        transformers.removeHandler(caplog.handler)
+    assert not caplog.records

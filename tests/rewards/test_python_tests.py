@@ -158,7 +158,8 @@ def test_a_report_without_end_is_not_read_to_its_end(isolation, monkeypatch):
 
     os_read = os.read
     monkeypatch.setattr(module.os, "read", counting)
-    flood = "import os\nfor number in range(3, 10):\n  try:\n    while True: os.write(number, b'x' * 65536)\n  except OSError: pass"
+    loop = "while True: os.write(number, b'x' * 65536)"
+    flood = f"import os\nfor number in range(3, 10):\n  try:\n    {loop}\n  except OSError: pass"
     assert PythonTests(timeout=5)([flood], tests=["pass"]) == [0.0]
     assert module.REPORT < sum(map(len, read)) <= module.REPORT + 2**17
 
