@@ -31,7 +31,7 @@ class LiveFigure(go.FigureWidget):
         self._guard = lock or threading.RLock()
         self._whole = False
         super().__init__(figure)
-        self._config = self._config | {"responsive": True, "displaylogo": False}  # as wide as the cell
+        self._config: Any = self._config | {"responsive": True, "displaylogo": False}  # as wide as the cell
         self._whole = True
         self.open()
 
