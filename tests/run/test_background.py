@@ -178,7 +178,7 @@ def test_a_second_interrupt_gives_the_cell_back_and_the_loop_still_ends_in_order
     assert (run.stopped, run.step) == ("interrupted", 3) and len(run.metrics) == 3
 
 
-def test_two_loops_at_once_are_refused(run, tmp_path):
+def test_two_loops_at_once_are_refused(run, tmp_path, policy):
     """Of one run or of two: they would draw from one random state in an order of chance."""
     other = rl.Run(tmp_path / "other")
     in_background(run, endless(run))
@@ -188,6 +188,10 @@ def test_two_loops_at_once_are_refused(run, tmp_path):
     until(lambda: run.step > 0, "a step")
     with pytest.raises(RuntimeError, match=r"run\.steps: a loop of this run is going in the background"):
         next(run.steps(range(9), 5, progress=False))
+    again = rl.Run(run.path)  # the whole cell once more: it would cut the log under the loop
+    again.track(policy, torch.optim.AdamW(policy.model.parameters()))
+    with pytest.raises(RuntimeError, match=r"run\.resume: the loop of .*run is going in the background"):
+        again.resume()
     run.control("stop")
     run.wait()
     assert run.stopped == "stopped"
