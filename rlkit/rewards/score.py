@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from rlkit.rewards.arguments import Offer, StepState, accepted
+from rlkit.rewards.arguments import Accepted, Offer, StepState, accepted
 from rlkit.rewards.job import Job, Limits, OnError, Outcome
 from rlkit.rewards.names import unique_names
 from rlkit.rewards.reward_model import RewardModel, as_reward_model
@@ -189,6 +189,8 @@ def _limits(
 
 
 def _job(function: Any, name: str, limits: Limits, offer: Offer) -> Job:
+    if not len(offer) and not offer.rollout.columns:  # an empty share of a step does not know the dataset's columns
+        return Job(function, name, Accepted((), ()), offer, limits)
     try:
         takes = accepted(function, offer.names)
     except TypeError as error:
