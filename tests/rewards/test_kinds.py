@@ -1,6 +1,7 @@
 """Every kind of reward function, on plain and on conversational prompts, in the process and under a time limit."""
 
 import asyncio
+import dataclasses
 import functools
 
 import pytest
@@ -211,3 +212,10 @@ def test_shares_of_failures_are_joined_over_processes_by_rows():
     joined = rl.Scores.join(scores)
     assert joined.metrics == {"rewards/picky/errors": 0.25}
     assert joined.extra["failures/picky"] == (None, "ZeroDivisionError: division by zero", None, None)
+
+
+def test_an_empty_share_without_columns_asks_for_none():
+    """With fewer prompts than processes one has no row, and so no column: a function that needs one is not called."""
+    rollout = dataclasses.replace(make_rollout([1, 1]).select([]), columns={})
+    scores = rl.score(rollout, lambda completions, answer: [1.0] * len(completions))
+    assert len(scores) == 0 and scores.names == ("lambda",)
