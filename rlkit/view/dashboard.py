@@ -2,7 +2,8 @@
 
 It only reads the folders, in a daemon thread of its own, so it serves a run in this kernel, in another process and of
 last week alike, and a fault of it cannot reach the loop: it is noted, and the next refresh tries again. The thread
-waits at least fifty times as long as a refresh took, so the view costs the loop at most two percent; what a refresh
+waits at least a hundred times as long as a refresh took: one percent of a core for the thread, and as much again is
+left for what sending costs in other threads (docs/decisions.md has the measured share); what a refresh
 sends does not grow with the run (rlkit/view/series.py).
 
 What is displayed are two things: the live view, and beside it a static picture that a saved notebook keeps
@@ -27,7 +28,7 @@ from rlkit.view.panels import History
 from rlkit.view.static import advice, as_page, as_text
 
 PAUSE = 0.5  # seconds between two looks, at least
-SHARE = 50  # a pause is at least so many times as long as the last refresh took
+SHARE = 100  # a pause is at least so many times as long as the last refresh took
 PICTURE_PAUSE = 10.0  # seconds between two static pictures while a live view stands beside them
 _OPEN: dict[tuple[str, ...], "Dashboard"] = {}
 

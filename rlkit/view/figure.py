@@ -27,6 +27,8 @@ class LiveFigure(go.FigureWidget):
         lock: held while a message of the browser is handled; hold it while you change the figure in another thread.
     """
 
+    _config: Any  # of plotly's, without a type there
+
     def __init__(self, figure: go.Figure, lock: Any = None) -> None:
         self._guard = lock or threading.RLock()
         self._whole = False

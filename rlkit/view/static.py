@@ -86,6 +86,7 @@ def _rules(name: str) -> str:
         f"body:has(.{name}-live) .{name}-static {{ display: none; }}"
         f"{here} > .jp-OutputArea-child:has(.{name}-static) + {error} {{ display: none; }}"
         f".{name}-live {grey} {{ fill: {theme} !important; }}"
+        f'body[data-jp-theme-light="false"] .{name}-live :is(.scatterlayer, .infolayer) {{ filter: brightness(1.4); }}'
     )
 
 
