@@ -24,11 +24,11 @@ NOT_COLUMNS = ("prompt", "completion", *OWN)
 class StepState:
     """What a reward function sees as `trainer_state`, for rewards that change during a run; TRL's names.
 
-    `score` knows the step, not the length of the run: `rl.score(rollout, rewards, state=StepState(step, max_steps))`.
+    Inside `run.steps` it is made by itself; elsewhere `rl.score(rollout, rewards, state=StepState(step, max_steps))`.
 
     Attributes:
         global_step: optimizer steps done before this one.
-        max_steps: steps of the whole run; None if the caller of `score` did not say.
+        max_steps: steps of the whole run; None outside `run.steps`, if the caller of `score` does not say.
     """
 
     global_step: int = 0

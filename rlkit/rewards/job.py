@@ -71,7 +71,7 @@ class Job:
         state = self.offer.state
         if "NoneType" in failed.text and isinstance(state, StepState) and state.max_steps is None:
             text += (
-                " trainer_state.max_steps is None, since score does not know the length of the run; if that is why, "
+                " trainer_state.max_steps is None, since score is called outside run.steps; if that is why, "
                 "pass state=rl.rewards.StepState(step, max_steps)."
             )
         if row is not None:

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from rlkit import horizon
 from rlkit.rewards.arguments import Accepted, Offer, StepState, accepted
 from rlkit.rewards.job import Job, Limits, OnError, Outcome
 from rlkit.rewards.names import unique_names
@@ -64,7 +65,7 @@ def score(
         on_error: what a function's exception does: "raise", or "none": the completions on which it fails get None.
         memory: bytes that a call may take beyond what the function needs when it is loaded (Linux).
         state: passed to the functions as `trainer_state`; by default a `StepState` with the number of optimizer steps
-            that the policy had taken when it drew the rollout, and no max_steps.
+            that the policy had taken when it drew the rollout, and the length of the `run.steps` loop around it.
 
     Returns:
         `Scores` on the rollout's device. `extra["failures/NAME"]` says what went wrong in which row;
@@ -92,7 +93,7 @@ def score(
             "float('inf') leave a side open."
         )
     limits = _limits(functions, names, timeout, on_timeout, on_error, memory)
-    offer = Offer(rollout, StepState(global_step=rollout.policy_version) if state is None else state)
+    offer = Offer(rollout, StepState(rollout.policy_version, horizon.max_steps()) if state is None else state)
     jobs = [_job(*each, offer) for each in zip(functions, names, limits, strict=True)]
     # A process without a share of the step calls nothing.
     outcomes = run_all(jobs) if len(rollout) else [Outcome(job) for job in jobs]

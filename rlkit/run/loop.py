@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from rlkit import collectives, timing
+from rlkit import collectives, horizon, timing
 from rlkit.run.controls import Command, Inbox
 from rlkit.run.folder import append_line, write_json
 
@@ -43,6 +43,7 @@ class Loop:
         """Yield (step, batch); see `Run.steps`."""
         run = self._run
         run.max_steps, run.stopped, run._thread = max_steps, None, threading.get_ident()
+        horizon.set_max_steps(max_steps)
         try:
             with run._flag.listening(), run._console.progress(run.path.name, run.step, max_steps, progress):
                 self._save_state()
@@ -59,6 +60,7 @@ class Loop:
             raise
         finally:
             run._flag.reason = run._thread = None
+            horizon.set_max_steps(None)
         self._end(max_steps)
 
     def _each(self, max_steps: int) -> Iterator[tuple[int, Any]]:

@@ -155,3 +155,17 @@ def test_without_max_steps_the_error_says_how_to_give_it():
         assert "pass state=rl.rewards.StepState(step, max_steps)" in str(error)
     else:
         raise AssertionError("max_steps is not known")
+
+
+def test_inside_run_steps_max_steps_is_that_of_the_loop(tmp_path):
+    seen = []
+
+    def scheduled(completions, trainer_state):
+        seen.append(trainer_state.max_steps)
+        return [0.0] * len(completions)
+
+    rollout = make_rollout((1, 1))
+    for _ in rl.Run(tmp_path / "run").steps(iter(range(9)), 2, progress=False):
+        rl.score(rollout, scheduled)
+    rl.score(rollout, scheduled)
+    assert seen == [2, 2, None]
