@@ -23,6 +23,7 @@ class Described:
     Attributes:
         remote: its address.
         model: name that requests must use.
+        source: folder or hub id that it has loaded, for messages.
         dtype: of its weights.
         max_model_len: most tokens of prompt and completion.
         shapes: shape of each weight by name; None where the server cannot tell.
@@ -32,6 +33,7 @@ class Described:
 
     remote: Remote
     model: str
+    source: str
     dtype: str
     max_model_len: int
     shapes: dict[str, list[int]] | None
@@ -76,6 +78,7 @@ def attach(remote: Remote) -> Described:
     return Described(
         remote=remote,
         model=models[0]["id"],
+        source=models[0].get("root") or models[0]["id"],
         dtype=found["dtype"],
         max_model_len=int(found["max_model_len"]),
         shapes=found["shapes"],
@@ -95,14 +98,14 @@ def check_fit(server: Described, policy: "Policy", ours: Manifest) -> None:
         try:
             check_manifest(ours, {name: (tuple(s), None) for name, s in server.shapes.items()}, "VLLMServer")
         except ValueError as error:
-            raise EngineError(f"{error} It is {server.model!r} at {where}; the policy is {policy.name!r}.") from error
+            raise EngineError(f"{error} It is {server.source!r} at {where}; the policy is {policy.name!r}.") from error
     own: torch.dtype = next(p.dtype for p in policy.model.parameters() if p.is_floating_point())
     fitting = {str(dtype).removeprefix("torch.") for dtype in (own, policy.autocast) if dtype is not None}
     if server.dtype not in fitting:
         raise EngineError(
             f"VLLMServer: the server at {where} computes in {server.dtype}, the policy in "
             f"{' or '.join(sorted(fitting))}, so its tokens would come from other numbers. Start it with: rlkit serve "
-            f"{server.model} --dtype {sorted(fitting)[0]}."
+            f"{server.source} --dtype {sorted(fitting)[0]}."
         )
     if server.logprobs_mode != "processed_logprobs":
         raise EngineError(

@@ -23,6 +23,7 @@ from pathlib import Path
 from rlkit.engines.dying import VARIABLE
 
 WORKER = "rlkit.engines.worker.WeightLoader"
+SERVED_NAME = "policy"  # the same after a restart, which may load another temporary folder
 DTYPES = ("float32", "bfloat16", "float16")
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # that vLLM 0.32 offers
 
@@ -100,6 +101,7 @@ def serve_command(model: str, settings: ServerSettings) -> list[str]:
     if cache is None and is_cpu_build():
         cache = 1.0
     options: dict[str, object] = {
+        "served-model-name": SERVED_NAME,
         "host": settings.host,
         "port": settings.port,
         "dtype": settings.dtype,

@@ -72,6 +72,7 @@ def test_the_command_has_what_training_needs(monkeypatch, cpu):
     found = options(command)
     assert command[:5] == [sys.executable, "-m", "rlkit.engines.launcher", "serve", "a folder"]
     assert found["--logprobs-mode"] == "processed_logprobs" and found["--generation-config"] == "vllm"
+    assert found["--served-model-name"] == "policy"  # also after a restart from another temporary folder
     assert found["--dtype"] == "float32" and found["--max-model-len"] == "99" and found["--max-lora-rank"] == "16"
     assert found["--worker-extension-cls"] == "rlkit.engines.worker.WeightLoader"
     assert ("--enforce-eager" in command) == cpu and ("--weight-transfer-config" in command) != cpu
