@@ -29,6 +29,7 @@ from rlkit.view.static import advice, as_page, as_text
 
 PAUSE = 0.5  # seconds between two looks, at least
 SHARE = 100  # a pause is at least so many times as long as the last refresh took
+LONGEST = 10.0  # seconds between two looks, at most
 PICTURE_PAUSE = 10.0  # seconds between two static pictures while a live view stands beside them
 _OPEN: dict[tuple[str, ...], "Dashboard"] = {}
 
@@ -196,7 +197,7 @@ class Dashboard:
             shell().events.register("post_run_cell", self._after_cell)
 
     def _watch(self) -> None:
-        pause, before = PAUSE, 0.0
+        pause = PAUSE
         while not self._closed.wait(pause):
             started = time.thread_time()
             self.refresh()
@@ -204,8 +205,7 @@ class Dashboard:
                 with self._lock:
                     self._guarded(self._renew_picture)
             cost = time.thread_time() - started
-            pause = max(PAUSE, SHARE * min(cost, before))  # one slow look alone (a first import) delays nothing
-            before = cost
+            pause = min(max(PAUSE, SHARE * cost), LONGEST)  # a first import is no reason to sleep for minutes
 
     def _after_cell(self, result: Any = None) -> None:
         """A cell has ended: if the notebook is saved now, the picture is the state of now."""
