@@ -1,7 +1,7 @@
-"""How long the loop around a step is: `run.steps` says it, `score` passes it on to rewards as `trainer_state.max_steps`.
+"""How long the loop around a step is: `run.steps` says it, `score` hands it to rewards as `trainer_state.max_steps`.
 
-A leaf that both may know, so that a reward with a schedule works in a loop which never mentions it. Every thread has its
-own: a loop in the background does not lend its length to what other cells score.
+A leaf that both may know, so that a reward with a schedule works in a loop which never mentions it. Every thread has
+its own: a loop in the background does not lend its length to what other cells score.
 """
 
 import threading

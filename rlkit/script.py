@@ -81,6 +81,7 @@ def start(file: str, *, notebook: str, sha256: str) -> None:
     with contextlib.suppress(AttributeError, OSError, ValueError):  # a standard error without a file below it
         faulthandler.enable()
     expect_preemption()
+    _current_loop()
     current.script = {"file": os.path.basename(file), "notebook": notebook, "sha256": sha256, **current.script}
     changed = current.script.get("changed")
     if changed and _rank() == 0:
@@ -112,15 +113,20 @@ def run_async(awaitable: Awaitable[T]) -> T:
         >>> run_async(double(21))
         42
     """
-    global _loop
-    if _loop is None or _loop.is_closed():
-        _loop = asyncio.new_event_loop()
-        asyncio.set_event_loop(_loop)
 
     async def wait() -> T:
         return await awaitable
 
-    return _loop.run_until_complete(wait())
+    return _current_loop().run_until_complete(wait())
+
+
+def _current_loop() -> asyncio.AbstractEventLoop:
+    """The script's one loop, made the thread's own: `asyncio.gather(...)` binds to that before it is awaited."""
+    global _loop
+    if _loop is None or _loop.is_closed():
+        _loop = asyncio.new_event_loop()
+    asyncio.set_event_loop(_loop)
+    return _loop
 
 
 def display(*objects: Any, **options: Any) -> None:

@@ -328,7 +328,11 @@ BAD_LOADERS = {
         ValueError,
         r"PromptLoader: on_long must be 'error', 'skip' or 'truncate-left', got 'cut'",
     ),
-    "max_prompt_length 0": ({"max_prompt_length": 0}, ValueError, "PromptLoader: max_prompt_length must be at least 1"),
+    "max_prompt_length 0": (
+        {"max_prompt_length": 0},
+        ValueError,
+        "max_prompt_length must be a whole number of at least 1",
+    ),
     "drop_last": (
         {"batch_size": 11, "drop_last": True},
         ValueError,

@@ -179,8 +179,8 @@ def ticks(low: float, high: float) -> list[float]:
         >>> ticks(0.25, 0.875), ticks(0, 8.44)
         ([0.2, 0.4, 0.6, 0.8, 1.0], [0.0, 5.0, 10.0])
     """
-    if not 1e-12 * max(abs(low), abs(high)) < high - low < math.inf:  # no round numbers between them
-        return [low, low / 2 + high / 2, high]
+    if max(abs(low), abs(high)) > 1e300 or high - low < max(1e-300, 1e-12 * max(abs(low), abs(high))):
+        return [low, low / 2 + high / 2, high]  # round numbers beside these are no floats
     size = 10.0 ** math.floor(math.log10((high - low) / 2))
     step = next(size * factor for factor in (1, 2, 5, 10) if (high - low) / (size * factor) <= 3.2)
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
