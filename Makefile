@@ -11,6 +11,8 @@ MAKEFLAGS += --no-builtin-rules --no-print-directory
 PYTHON ?= python3
 PIP_FLAGS ?= -q
 ARGS ?=
+# Tests run in so many processes: make test JOBS=0 for one, with output as it comes.
+JOBS ?= auto
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -26,7 +28,7 @@ NOTEBOOK_FOLDERS := $(wildcard notebooks tutorials)
 
 # pytest ends with 5 where no test carries the mark
 define run_marked
-	echo "== pytest -m '$(1)'"; rc=0; $(BIN)/pytest -m '$(1)' $(ARGS) || rc=$$?; [ $$rc -eq 0 ] || [ $$rc -eq 5 ]
+	echo "== pytest -m '$(1)'"; rc=0; $(BIN)/pytest -m '$(1)' $(2) $(ARGS) || rc=$$?; [ $$rc -eq 0 ] || [ $$rc -eq 5 ]
 endef
 
 .PHONY: help setup demo test test-slow test-torchrun test-browser test-vllm check lint format exports types mutants notebooks clean
@@ -69,10 +71,10 @@ demo: $(RUN_READY) ## train a tiny model on a CPU and show what happens
 	@$(BIN)/rlkit demo $(ARGS)
 
 test: $(DEV_READY) ## the fast tests, doctests included
-	@$(BIN)/pytest $(ARGS)
+	@$(BIN)/pytest -n $(JOBS) $(ARGS)
 
 test-slow: $(DEV_READY) ## the tests that take more than a few seconds
-	@$(call run_marked,slow and not browser and not torchrun and not vllm)
+	@$(call run_marked,slow and not browser and not torchrun and not vllm,-n $(JOBS))
 
 test-torchrun: $(DEV_READY) ## the tests that start several processes
 	@$(call run_marked,torchrun and not browser and not vllm)

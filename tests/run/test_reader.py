@@ -249,6 +249,7 @@ def sound(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_a_folder_cut_at_any_byte_opens(sound, tmp_path):
     """200 cuts at random places of random files: whole lines are right, and notes say what was left out."""
     draw = random.Random(5)

@@ -31,6 +31,7 @@ def view_threads():
     return [thread for thread in threading.enumerate() if thread.name == "rlkit-view"]
 
 
+@pytest.mark.slow
 def test_twenty_dashboards_leave_no_widget_and_no_thread(tmp_path):
     """B65."""
     folder = write_run(tmp_path / "r", 3)
@@ -159,6 +160,7 @@ def sent(monkeypatch):
     return sizes
 
 
+@pytest.mark.slow
 def test_a_step_of_many_long_completions_is_few_and_small_messages(tmp_path, sent):
     """B60, B68: 512 completions of 4,000 characters, that is 2 MB of text a step."""
     folder = write_run(tmp_path / "r", 2, rows=512, characters=4_000)

@@ -166,6 +166,7 @@ def test_pages_cover_every_row_once(run):
 # ------------------------------------------------------------------ bounds
 
 
+@pytest.mark.slow
 def test_answers_stay_small_whatever_the_rollout_holds(folder):
     table = rows(0, prompts=["p" * 50_000] * 50, num_generations=8, texts=["z" * 2_000] * 400)
     for row in table:

@@ -19,6 +19,7 @@ def test_a_report_holds_no_address_of_another_machine_in_its_tags(tmp_path):
     assert "default-src 'none'" in head and page.count("</script>") == 5
 
 
+@pytest.mark.slow
 def test_a_long_run_is_cut_and_the_report_says_so(tmp_path):
     folder = write_run(tmp_path / "r", 20, rows=16, characters=400)
     whole = write_report([folder], tmp_path / "whole.html")
