@@ -375,8 +375,8 @@ def test_a_kernel_that_is_shut_down_stops_the_loop_in_order(kernel, tmp_path):
 @pytest.mark.slow
 def test_prints_of_the_loop_reach_the_cell_that_started_it(kernel, tmp_path):
     """B62: with the context of the cell."""
-    code = CELLS.format(folder=str(tmp_path / "run")) + "\nrun.dashboard()\nrun.start(loop)\nrun.wait()"
-    threading.Timer(0, lambda: None).start()
+    cells = CELLS.format(folder=str(tmp_path / "run")).replace("run.log(", "print('step', step); run.log(")
+    code = cells + "\nrun.start(loop)\nrun.wait()"
 
     def stop():
         until(lambda: (read_json(tmp_path / "run" / "state.json") or {}).get("step", 0) > 2, "some steps")

