@@ -68,6 +68,7 @@ class InProcessLLM:
         from vllm import SamplingParams
         from vllm.sampling_params import StructuredOutputsParams
 
+        torch.get_num_threads()  # a new thread takes torch's setting when it first asks; vLLM's attention counts before
         settings = []
         for request in requests:
             values = dict(request)
