@@ -43,7 +43,9 @@ def claimed_folder(path: str | os.PathLike[str]) -> Path:
         folder = fresh_folder(path)
         with contextlib.suppress(RuntimeError):  # another one was faster, so the folder is not empty now
             lock(folder)
-            return folder
+            if {file.name for file in folder.iterdir()} == {"lock"}:
+                return folder
+            unlock(folder)  # another one was faster, and has ended already
 
 
 def numbered_folders(path: Path) -> list[Path]:

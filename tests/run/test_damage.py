@@ -18,7 +18,8 @@ from run_folders import write_run
 import rlkit as rl
 from rlkit.cli import main
 from rlkit.commands import ctl
-from rlkit.run.folder import cut_lines, lives
+from rlkit.run import folder as folder_module
+from rlkit.run.folder import cut_lines, lives, lock
 from rlkit.run.knobs import Numbers
 from rlkit.run.lines import read_json
 from rlkit.run.svg import picture
@@ -119,6 +120,17 @@ def test_runs_that_start_at_once_get_a_folder_each(tmp_path):
     for folder in folders:
         (logged,) = rl.Run.open(folder).metrics["who"]
         assert read_json(folder / "config.json")["parameters"] == {"who": logged}
+
+
+def test_a_run_that_came_and_went_while_another_chose_its_folder_is_not_written_into(tmp_path, monkeypatch):
+    def late_lock(path):
+        if path.name == "run":  # between the look into the folder and its lock
+            (path / "metrics.jsonl").write_text('{"step": 0}\n')
+        return lock(path)
+
+    monkeypatch.setattr(folder_module, "lock", late_lock)
+    assert folder_module.claimed_folder(tmp_path / "run") == tmp_path / "run-2"
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["metrics.jsonl"]
 
 
 def test_a_process_that_nobody_buried_is_dead():
