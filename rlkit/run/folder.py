@@ -15,8 +15,9 @@ import json
 import os
 import platform
 import socket
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -43,7 +44,8 @@ def claimed_folder(path: str | os.PathLike[str]) -> Path:
         folder = fresh_folder(path)
         with contextlib.suppress(RuntimeError):  # another one was faster, so the folder is not empty now
             lock(folder)
-            if {file.name for file in folder.iterdir()} == {"lock"}:
+            names = {file.name for file in folder.iterdir()} - {"lock"}
+            if all(name.startswith("lock.") for name in names):  # of others that try at this moment
                 return folder
             unlock(folder)  # another one was faster, and has ended already
 
@@ -65,33 +67,59 @@ def lock(folder: Path) -> None:
         RuntimeError: another process that still lives works on it.
     """
     file, mine = folder / "lock", {"host": socket.gethostname(), "pid": os.getpid()}
-    text = json.dumps(mine) + "\n"
-    while True:
-        with contextlib.suppress(FileExistsError):
-            handle = os.open(file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
-            with os.fdopen(handle, "w", encoding="utf-8") as new:
+    with _alone(folder):
+        while not _create(file, json.dumps(mine) + "\n"):
+            other = _owner(file)
+            if other == mine:
+                return
+            if other is not None and (other["host"] != mine["host"] or lives(other["pid"])):
+                raise RuntimeError(
+                    f"Run: {folder} is in use by process {other['pid']} on {other['host']}. Wait for it, stop it, or "
+                    f"choose another folder; if that process is gone, delete {file}."
+                )
+            file.unlink(missing_ok=True)  # its process is gone
+
+
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """One process at a time, so that of two which find a dead one's lock the slower does not delete the faster's.
+
+    A lock of the kernel, which ends with its process. Where there is none (Windows, some network file systems) two
+    processes may both take over a dead one's lock at the same moment; a folder without a lock is safe there too.
+    """
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(ImportError, OSError):
+            import fcntl
+
+            handle = os.open(folder, os.O_RDONLY)
+            stack.callback(os.close, handle)
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+
+
+def _create(file: Path, text: str) -> bool:
+    """Make the file with all of its text at once, so that nobody finds an empty one; False if there is one."""
+    whole = file.with_name(f"{file.name}.{socket.gethostname()}-{os.getpid()}-{threading.get_ident()}")
+    try:
+        whole.write_text(text, encoding="utf-8")
+        os.link(whole, file)
+    except FileExistsError:
+        return False
+    except OSError:  # a file system without links
+        try:
+            with open(file, "x", encoding="utf-8") as new:
                 new.write(text)
-            return
-        other = _owner(file)
-        if other == mine:
-            return
-        if other is not None and (other["host"] != mine["host"] or lives(other["pid"])):
-            raise RuntimeError(
-                f"Run: {folder} is in use by process {other['pid']} on {other['host']}. Wait for it, stop it, or "
-                f"choose another folder; if that process is gone, delete {file}."
-            )
-        # Its process is gone. Moved aside before it is deleted: what another process has put there meanwhile goes back.
-        aside = folder / f"lock.{mine['host']}-{mine['pid']}"
-        with contextlib.suppress(FileNotFoundError):
-            os.rename(file, aside)
-            if _owner(aside) == other:
-                aside.unlink()
-            else:
-                os.rename(aside, file)
+        except FileExistsError:
+            return False
+    finally:
+        whole.unlink(missing_ok=True)
+    return True
 
 
 def _owner(file: Path) -> dict[str, Any] | None:
-    """Who a lock belongs to; None if it says nothing, also not after the moment that writing it takes."""
+    """Who a lock belongs to; None if it says nothing, also not after the moment that writing it may take (`_create`
+    without links).
+    """
     for _ in range(20):
         found = read_json(file)
         if found is not None and isinstance(found.get("pid"), int) and isinstance(found.get("host"), str):

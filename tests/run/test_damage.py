@@ -104,6 +104,7 @@ def test_runs_that_start_at_once_get_a_folder_each(tmp_path):
             text=True,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
         )
         for who in range(3)
     ]
@@ -131,6 +132,15 @@ def test_a_run_that_came_and_went_while_another_chose_its_folder_is_not_written_
     monkeypatch.setattr(folder_module, "lock", late_lock)
     assert folder_module.claimed_folder(tmp_path / "run") == tmp_path / "run-2"
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["metrics.jsonl"]
+
+
+def test_what_others_write_while_they_try_for_a_folder_is_no_run(tmp_path, monkeypatch):
+    def busy_lock(path):
+        (path / "lock.elsewhere-1-1").touch()
+        return lock(path)
+
+    monkeypatch.setattr(folder_module, "lock", busy_lock)
+    assert folder_module.claimed_folder(tmp_path / "run") == tmp_path / "run"
 
 
 def test_a_process_that_nobody_buried_is_dead():

@@ -1,7 +1,10 @@
 """The folder's lock, and what other ranks print."""
 
+import errno
+import fcntl
 import json
 import os
+import select
 import socket
 import subprocess
 import sys
@@ -13,7 +16,8 @@ import torch
 import rlkit as rl
 from rlkit.rank_log import MOST_CHARACTERS, RankLog
 from rlkit.run import checkpoint
-from rlkit.run.folder import lock, unlock
+from rlkit.run import folder as folder_module
+from rlkit.run.folder import lives, lock, unlock
 
 ROOT = str(Path(__file__).parents[2])
 CLAIM = """
@@ -64,6 +68,58 @@ def test_of_several_that_claim_a_folder_at_once_one_gets_it(tmp_path, before):
     finally:
         for claim in claims:
             claim.communicate("end\n")
+
+
+def test_while_one_takes_over_a_dead_lock_another_waits(tmp_path, monkeypatch):
+    """Between the look at the dead one's lock and its end; the other would delete, or lose, what it finds then."""
+    (tmp_path / "lock").write_text(json.dumps({"host": socket.gethostname(), "pid": dead_pid()}))
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    claim = [sys.executable, "-c", CLAIM, str(tmp_path)]
+    with subprocess.Popen(claim, env=os.environ | {"PYTHONPATH": ROOT}, **pipes) as other:
+        assert other.stdout.readline() == "ready\n"
+
+        def slowly(pid):
+            other.stdin.write("go\n")
+            other.stdin.flush()
+            select.select([other.stdout], [], [], 1.0)  # it answers only if it did not wait
+            return lives(pid)
+
+        monkeypatch.setattr(folder_module, "lives", slowly)
+        lock(tmp_path)
+        assert other.stdout.readline() == "taken\n"
+        other.communicate("end\n")
+    assert json.loads((tmp_path / "lock").read_text())["pid"] == os.getpid()
+    assert [path.name for path in tmp_path.iterdir()] == ["lock"]
+
+
+def test_a_lock_is_whole_from_its_first_moment(tmp_path, monkeypatch):
+    """An empty one would be taken for torn, and its owner for dead, if writing it took long."""
+    link, seen = os.link, []
+
+    def look(source, target):
+        seen.append(((tmp_path / "lock").exists(), json.loads(source.read_text())["pid"]))
+        link(source, target)
+
+    monkeypatch.setattr(os, "link", look)
+    lock(tmp_path)
+    assert seen == [(False, os.getpid())] and json.loads((tmp_path / "lock").read_text())["pid"] == os.getpid()
+
+
+def test_a_file_system_without_links_and_locks_has_locks_all_the_same(tmp_path, monkeypatch):
+    def refused(*arguments):
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refused)
+    monkeypatch.setattr(fcntl, "flock", refused)
+    lock(tmp_path)
+    lock(tmp_path)
+    (tmp_path / "lock").write_text(json.dumps({"host": socket.gethostname(), "pid": os.getppid()}))
+    with pytest.raises(RuntimeError, match="in use by process"):
+        lock(tmp_path)
+    (tmp_path / "lock").write_text(json.dumps({"host": socket.gethostname(), "pid": dead_pid()}))
+    lock(tmp_path)
+    assert json.loads((tmp_path / "lock").read_text())["pid"] == os.getpid()
+    assert [path.name for path in tmp_path.iterdir()] == ["lock"]
 
 
 def test_a_lock_is_taken_again_by_its_owner_and_from_the_dead_only(tmp_path):
