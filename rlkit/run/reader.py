@@ -13,6 +13,7 @@ import contextlib
 import math
 import os
 import threading
+import time
 from array import array
 from collections.abc import Sequence
 from itertools import groupby
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 Key = tuple[str, ...]
+RACY_NS = 2 * 10**9
+"""Age of a file from which on equal stamps mean equal contents; some file systems keep whole seconds only."""
 ABSENT = -math.inf
 """In a column: the step did not log this number, which is not the same as a number that was not finite (null: NaN)."""
 
@@ -86,8 +89,9 @@ class RunReader:
     def refresh(self) -> bool:
         """Take in what was written since the last look. Returns True if there was anything."""
         with self._lock:
-            news = [self._metrics.refresh(), self._timings.refresh(), self._refresh_evaluations()]
-            news += [self._refresh_json("config"), self._refresh_json("state")]
+            # The state first: it is written after the lines of its step, so the steps that it counts are in the tables.
+            news = [self._refresh_json("state"), self._refresh_json("config")]
+            news += [self._metrics.refresh(), self._timings.refresh(), self._refresh_evaluations()]
             steps = kept_steps(self.path)
             news.append(steps != self._steps)
             self._steps = steps
@@ -112,16 +116,20 @@ class RunReader:
             self._notes[key] = f"{file.name} is missing."
             return False
         stamp = (found.st_mtime_ns, found.st_size, found.st_ino)
+        # A file system's clock ticks every few milliseconds: a stamp of just now may be that of the next write too.
+        is_old = time.time_ns() - found.st_mtime_ns > RACY_NS
         if stamp == self._stamps.get(name):
             return False
-        self._stamps[name] = stamp
         values = read_json(file)
         if values is None:  # what was read before stays
             self._notes[key] = f"{file.name} is not whole."
             return False
+        if is_old:
+            self._stamps[name] = stamp
         self._notes.pop(key, None)
+        news = values != getattr(self, name)
         setattr(self, name, values)
-        return True
+        return news
 
     @property
     def names(self) -> list[str]:
