@@ -9,6 +9,7 @@ import time
 
 import pytest
 import torch
+from waiting import LONG, interrupt_when, until
 
 import rlkit as rl
 from rlkit.cli import main
@@ -16,16 +17,6 @@ from rlkit.run.background import Background, same_torch_state
 from rlkit.run.controls import send
 from rlkit.run.folder import read_json, read_lines
 from rlkit.run.stopping import StopFlag
-
-LONG = 60  # seconds that something may take on a busy machine before it counts as lost
-
-
-def until(true, what):
-    """Wait until something holds."""
-    deadline = time.monotonic() + LONG
-    while not true():
-        assert time.monotonic() < deadline, f"waited in vain: {what}"
-        time.sleep(0.02)
 
 
 @pytest.fixture
@@ -131,6 +122,11 @@ def test_an_error_of_the_loop_comes_out_of_wait_with_its_place(run, capsys):
     assert (run.stopped, run.step) == ("left", 1)
 
 
+def listens(handler):
+    """True once the handler of before is no longer in charge: `run.wait` listens."""
+    return lambda: signal.getsignal(signal.SIGINT) is not handler
+
+
 def endless(run):
     """A loop that goes on until it is stopped."""
 
@@ -145,7 +141,7 @@ def endless(run):
 def test_an_interrupt_of_wait_stops_the_loop_after_its_step(run, sigint_guard):
     in_background(run, endless(run))
     until(lambda: run.step > 2, "some steps")
-    threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+    interrupt_when(listens(sigint_guard))
     run.wait()
     assert run.stopped == "interrupted" and run.step == len(run.metrics)
     assert signal.getsignal(signal.SIGINT) is sigint_guard
@@ -164,12 +160,11 @@ def test_a_second_interrupt_gives_the_cell_back_and_the_loop_still_ends_in_order
     in_background(run, loop)
     until(lambda: run.step == 2, "step 2")
 
-    def press():
-        os.kill(os.getpid(), signal.SIGINT)
+    def press_again():
         until(lambda: run._flag.reason == "interrupted", "the first interrupt")
         os.kill(os.getpid(), signal.SIGINT)
 
-    threading.Timer(0.2, press).start()
+    interrupt_when(listens(sigint_guard), then=press_again)
     with pytest.raises(KeyboardInterrupt):
         run.wait()
     assert run._background.alive and run.step == 2
@@ -260,8 +255,12 @@ def test_a_flag_that_came_too_late_does_not_stop_the_next_loop(run, sigint_guard
 
     in_background(run, loop)
     until(lambda: run.stopped == "done", "the loop")
-    threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
-    threading.Timer(0.5, ended.set).start()
+
+    def end():
+        until(lambda: run._flag.reason == "interrupted", "the interrupt")
+        ended.set()
+
+    interrupt_when(listens(sigint_guard), then=end)
     run.wait()
     assert [step for step, _ in run.steps(range(9), 3, progress=False)] == [1, 2]
 
@@ -286,7 +285,8 @@ class Kernel:
     def __init__(self):
         from jupyter_client.manager import start_new_kernel
 
-        self.manager, self.client = start_new_kernel(kernel_name="python3")
+        self.manager, self.client = start_new_kernel(kernel_name="python3", startup_timeout=LONG)
+        self.manager.shutdown_wait_time = LONG  # then it is killed, and not in order
 
     def run(self, code):
         """Execute a cell to its end: (status, what it printed)."""
@@ -324,6 +324,18 @@ def loop():
 """
 
 
+# A cell that waits for the loop, and leaves a file once an interrupt would reach `run.wait`.
+WAIT = """
+import pathlib, signal
+def watch(before=signal.getsignal(signal.SIGINT)):
+    while signal.getsignal(signal.SIGINT) is before:
+        time.sleep(0.02)
+    pathlib.Path({folder!r}, "listens").touch()
+threading.Thread(target=watch, daemon=True).start()
+run.wait()
+"""
+
+
 @pytest.mark.slow
 def test_a_kernel_runs_a_loop_in_the_background(kernel, tmp_path, capsys):
     """Other cells run meanwhile; the command line pauses, changes and resumes; the interrupt button on wait() stops."""
@@ -347,8 +359,8 @@ def test_a_kernel_runs_a_loop_in_the_background(kernel, tmp_path, capsys):
     assert main(["ctl", str(folder), "resume"]) == 0
     until(lambda: state()["step"] > held + 2, "going on")
 
-    kernel.client.execute("run.wait()")
-    time.sleep(1)
+    kernel.client.execute(WAIT.format(folder=str(tmp_path)))
+    until((tmp_path / "listens").exists, "run.wait()")
     kernel.manager.interrupt_kernel()
     reply = kernel.client.get_shell_msg(timeout=LONG)
     assert reply["content"]["status"] == "ok", reply["content"]

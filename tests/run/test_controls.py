@@ -11,6 +11,7 @@ import time
 
 import pytest
 import torch
+from waiting import LONG, until
 
 import rlkit as rl
 from rlkit import timing
@@ -18,19 +19,9 @@ from rlkit.cli import main
 from rlkit.run.controls import Inbox, parse, send
 from rlkit.run.folder import read_json, read_lines, unlock
 
-LONG = 60  # seconds that something may take on a busy machine before it counts as lost
-
 
 def state_of(run):
     return json.loads((run.path / "state.json").read_text())
-
-
-def until(true, what):
-    """Wait until something holds."""
-    deadline = time.monotonic() + LONG
-    while not true():
-        assert time.monotonic() < deadline, f"waited in vain: {what}"
-        time.sleep(0.02)
 
 
 def status_is(run, status):
@@ -45,7 +36,7 @@ def run(tmp_path):
 
 
 @pytest.fixture
-def others():
+def others(run):
     """Start functions in threads, as other writers of the file; what they raise fails the test."""
     started, errors = [], []
 
@@ -55,6 +46,7 @@ def others():
                 function()
             except BaseException as error:
                 errors.append(error)
+                run._flag.reason = "interrupted"  # the loop may wait for this thread for ever
 
         started.append(threading.Thread(target=work))
         started[-1].start()
