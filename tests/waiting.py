@@ -1,10 +1,13 @@
 """Waiting for events instead of times. The limits only end a hang; a busy machine must not come near them."""
 
+import contextlib
 import os
 import signal
 import sys
 import threading
 import time
+
+import psutil
 
 LONG = 300  # seconds that something may take on a busy machine before it counts as lost
 
@@ -42,3 +45,13 @@ def interrupt_when(true, then=lambda: None):
     thread = threading.Thread(target=wait, name="interrupts", daemon=True)
     thread.start()
     return thread
+
+
+def alive(processes):
+    """Of psutil's processes those that have not ended, zombies aside."""
+    found = []
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+    return found

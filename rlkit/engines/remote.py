@@ -6,6 +6,7 @@ environment are not used; an engine is reached directly or not at all (known_fau
 """
 
 import asyncio
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Coroutine
@@ -226,16 +227,18 @@ def run_apart(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
             started.set()
             finished.set()
 
-    threading.Thread(target=body, name="rlkit-vllm", daemon=True).start()
+    thread = threading.Thread(target=body, name="rlkit-vllm", daemon=True)
     try:
+        thread.start()  # it waits for the thread: an interrupt may come here too
         # Not Thread.join: interrupted, it takes a running thread for one that has ended (Python 3.8 to 3.12).
         while not finished.wait(0.1):
             pass
     except BaseException:
-        started.wait()
-        if not finished.is_set():
-            running["loop"].call_soon_threadsafe(running["task"].cancel)
-        finished.wait(10)
+        if thread.ident is not None:
+            started.wait()
+            with contextlib.suppress(KeyError, RuntimeError):  # it never began, or its loop is closed at this moment
+                running["loop"].call_soon_threadsafe(running["task"].cancel)
+            finished.wait(10)
         raise
     if "error" in running:
         raise running["error"]

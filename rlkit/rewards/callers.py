@@ -164,17 +164,24 @@ class InWorker:
     def _ready(self) -> workers.Worker:
         if self._worker is not None and not self._worker.alive:
             self.close()
-        if self._abandoned:
+        if self._worker is None and not self._abandoned:
+            self._worker = workers.borrow(workers.digest_of(self._function, self.job.limits.memory))
+            self._load(self._worker)
+        if self._abandoned or self._worker is None:  # also while the process started, which `abandon` could not know
+            if self._worker is not None:
+                self._worker.kill()
             raise TimedOut
-        if self._worker is None:
-            memory = self.job.limits.memory
-            self._worker = workers.borrow(workers.digest_of(self._function, memory))
-            try:
-                if not self._worker.load(self._function, memory):
-                    tell_once(f"score: the memory of {self.job.name!r} cannot be limited on this system.")
-            except workers.Died as error:
-                raise CannotSend(f"importing it ended the process: {error}") from error
         return self._worker
+
+    def _load(self, worker: workers.Worker) -> None:
+        if self._abandoned:
+            return
+        try:
+            if not worker.load(self._function, self.job.limits.memory):
+                tell_once(f"score: the memory of {self.job.name!r} cannot be limited on this system.")
+        except workers.Died as error:
+            if not self._abandoned:  # else its end was ours
+                raise CannotSend(f"importing it ended the process: {error}") from error
 
     def abandon(self) -> None:
         """End a call that runs in another thread, and refuse further ones."""

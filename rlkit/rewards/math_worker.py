@@ -53,6 +53,7 @@ def main():
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    judge({"gold": "1", "answer": r"\boxed{1}"})  # the first one builds the parser: no completion's time
     print("ready", flush=True)
     for line in sys.stdin:
         job = json.loads(line)

@@ -42,8 +42,9 @@ def run_all(jobs: Sequence[Job]) -> list[Outcome]:
         tell_once("score: memory= does not limit async reward functions; they run in this process.")
     outcomes: dict[int, Outcome] = {}
     loop = shared_loop() if apart else None
-    awaited = loop.submit(run_all_async([*apart.values()])) if loop else None
+    awaited: Future[list[Outcome]] | None = None
     try:
+        awaited = loop.submit(run_all_async([*apart.values()])) if loop else None
         running = {k: in_thread(lambda k=k: run_guarded(jobs[k], callers[k]))[0] for k in callers}
         for k, job in enumerate(jobs):
             if k not in apart and k not in callers:

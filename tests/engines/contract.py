@@ -8,16 +8,17 @@
 The oracle is the policy's own model: `compute_logps` and the transformers engine.
 """
 
-import os
 import re
 import signal
 import threading
+import time
 import warnings
 
 import numpy as np
 import pytest
 import torch
 from builders import CHARACTERS, EOS
+from waiting import interrupt_when, main_thread_is_in
 
 import rlkit as rl
 from rlkit.engines.weights import named_weights
@@ -175,15 +176,21 @@ class EngineContract:
 
     def test_an_interrupt_leaves_nothing_behind(self, subject):
         before = tokens_of(draw(subject))
-        timer = threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT))
+        seen = []
+
+        def in_the_middle():
+            if main_thread_is_in("draw", "generate"):
+                seen.append(time.monotonic())
+                return seen[-1] - seen[0] > 0.3
+            return False
+
         handler = signal.signal(signal.SIGINT, signal.default_int_handler)
         try:
             with pytest.raises(KeyboardInterrupt):
-                timer.start()
+                interrupt_when(in_the_middle)
                 for seed in range(1000):
                     draw(subject, num_generations=16, max_completion_length=400, seed=seed)
         finally:
-            timer.cancel()
             signal.signal(signal.SIGINT, handler)
         assert signal.getsignal(signal.SIGINT) == handler
         assert tokens_of(draw(subject)) == before

@@ -3,8 +3,9 @@
 import contextlib
 import json
 import threading
-import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from waiting import LONG, until
 
 HANG, DROP = object(), object()
 
@@ -22,7 +23,7 @@ def answering(table):
             if callable(answer):
                 answer = answer()
             if answer is HANG:
-                ended.wait(60)
+                ended.wait(LONG)
                 return
             if answer is DROP:
                 self.connection.close()
@@ -61,11 +62,11 @@ def counting(start=0):
     return lambda: f'vllm:generation_tokens_total{{engine="0"}} {next(drawn)}\n'
 
 
-def slowly(seconds, answer):
-    """An answer that takes its time."""
+def after(true, answer):
+    """An answer that comes once something holds."""
 
     def give():
-        time.sleep(seconds)
+        until(true, "the moment of the answer")
         return answer
 
     return give

@@ -5,13 +5,13 @@ import json
 import os
 import signal
 import threading
-import time
 import urllib.request
 from pathlib import Path
 
 import psutil
 import torch
 from datasets import Dataset
+from waiting import LONG
 
 import rlkit as rl
 from rlkit.engines.handover import PREFIX
@@ -20,7 +20,6 @@ from rlkit.engines.leftovers import mine
 CONTEXT = 480  # more than three blocks of vLLM's prefix cache on a CPU, which are 128 tokens long
 PROMPTS = ["1+2=", "12+34=", "a", "99999+1=", "abc abc abc", "7"]
 LONG_PROMPT = "0123456789" * 30
-WAIT_SECONDS = 120  # far above what any of it takes
 
 
 def ones_in(rollout):
@@ -75,7 +74,7 @@ def raw(url, method, path, body=None):
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(url + path, data=data, method=method, headers={"Content-Type": "application/json"})
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    with opener.open(request, timeout=WAIT_SECONDS) as answer:
+    with opener.open(request, timeout=LONG) as answer:
         text = answer.read().decode()
     return json.loads(text) if text.startswith(("{", "[")) else text
 
@@ -85,13 +84,6 @@ def running_requests(url):
     lines = raw(url, "GET", "/metrics").splitlines()
     wanted = ("vllm:num_requests_running{", "vllm:num_requests_waiting{")
     return sum(float(line.split()[-1]) for line in lines if line.startswith(wanted))
-
-
-def wait_for(condition, what):
-    until = time.monotonic() + WAIT_SECONDS
-    while not condition():
-        assert time.monotonic() < until, f"waited {WAIT_SECONDS} s for {what}"
-        time.sleep(0.1)
 
 
 def family(pid):
@@ -123,21 +115,11 @@ def engine_core(pid):
     return max(api_server(pid).children(), key=lambda p: p.memory_info().rss)
 
 
-def alive(processes):
-    """Those that have not ended, zombies aside."""
-    found = []
-    for process in processes:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            if process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-    return found
-
-
 @contextlib.contextmanager
 def stopped(process, *, at_most=None):
     """The process stands still inside, or for some seconds; it goes on in any case."""
     os.kill(process.pid, signal.SIGSTOP)
-    timer = threading.Timer(at_most or WAIT_SECONDS, lambda: os.kill(process.pid, signal.SIGCONT))
+    timer = threading.Timer(at_most or LONG, lambda: os.kill(process.pid, signal.SIGCONT))
     timer.start()
     try:
         yield

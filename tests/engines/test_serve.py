@@ -7,11 +7,11 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
 import pytest
+from waiting import LONG, alive, until
 
 import rlkit as rl
 from rlkit.cli import main
@@ -20,13 +20,13 @@ from rlkit.engines.in_process import InProcessLLM
 from rlkit.engines.served import save_served
 from rlkit.engines.server_settings import ServerSettings, check_port, free_port, serve_command, serve_environment
 
-WAIT_SECONDS = 60
 # A server that cannot be asked to end: it ignores SIGTERM, and has a child in its session, as vLLM has its engine core.
 STUBBORN = """
 import os, signal, subprocess, sys, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-open(sys.argv[1], "w").write(f"{os.getpid()} {child.pid}")
+open(sys.argv[1] + ".partial", "w").write(f"{os.getpid()} {child.pid}")
+os.replace(sys.argv[1] + ".partial", sys.argv[1])  # the supervisor takes it for ready when the file is there
 time.sleep(float(sys.argv[2]))
 """
 # The module alone: importing all of rlkit would take seconds for each process.
@@ -164,10 +164,7 @@ def supervisor(tmp_path, *, seconds=600, parent=0):
 
 
 def gone(processes):
-    until = time.monotonic() + WAIT_SECONDS
-    while any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in processes):
-        assert time.monotonic() < until, f"still there: {processes}"
-        time.sleep(0.05)
+    until(lambda: not alive(processes), f"the end of {processes}")
     return True
 
 
@@ -175,14 +172,14 @@ def gone(processes):
 def test_a_supervisor_that_is_told_to_stop_ends_all(tmp_path, number, status):
     with supervisor(tmp_path) as (process, below):
         process.send_signal(number)
-        assert process.wait(WAIT_SECONDS) == status
+        assert process.wait(LONG) == status
         assert gone(below)
 
 
 def test_a_server_that_ends_by_itself_or_is_killed_leaves_nothing(tmp_path):
     with supervisor(tmp_path) as (process, below):
         below[0].kill()
-        assert process.wait(WAIT_SECONDS) == 1
+        assert process.wait(LONG) == 1
         assert gone(below)
 
 
@@ -197,10 +194,7 @@ def test_a_supervisor_ends_with_the_process_that_asked_for_it(tmp_path):
     )
     command = [sys.executable, "-c", SUPERVISOR, str(file), "600"]
     with subprocess.Popen([sys.executable, "-c", asks, json.dumps(command), str(log)]) as parent:
-        until = time.monotonic() + WAIT_SECONDS
-        while not (file.exists() and file.read_text().count(" ") and log.exists() and log.read_text()):
-            assert time.monotonic() < until
-            time.sleep(0.05)
+        until(lambda: file.exists() and log.exists() and log.read_text(), "the server")
         processes = [psutil.Process(int(pid)) for pid in [log.read_text(), *file.read_text().split()]]
         parent.kill()
     assert gone(processes)

@@ -5,7 +5,6 @@ Three servers are started in the whole file, since each takes half a minute.
 
 import contextlib
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -24,8 +23,6 @@ from engines.server_helpers import (
     CONTEXT,
     LONG_PROMPT,
     PROMPTS,
-    WAIT_SECONDS,
-    alive,
     api_server,
     engine_core,
     family,
@@ -37,9 +34,9 @@ from engines.server_helpers import (
     stopped,
     train,
     two_steps,
-    wait_for,
 )
 from sampling.sampling_helpers import groups_of
+from waiting import LONG, alive, interrupt_when, until
 
 import rlkit as rl
 from rlkit.engines.handover import finish
@@ -400,7 +397,7 @@ def test_aborted_completions_are_no_completions(server, policy):
 
     thread = threading.Thread(target=long_draw)
     thread.start()
-    wait_for(lambda: running_requests(server.url), "requests")
+    until(lambda: running_requests(server.url), "requests")
     raw(server.url, "POST", "/pause?mode=abort")
     thread.join()
     raw(server.url, "POST", "/resume")
@@ -422,16 +419,11 @@ def test_an_interrupt_drops_the_requests_and_the_next_call_works(server, policy,
     before = groups_of(draw(policy))
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-    def interrupt():
-        wait_for(lambda: running_requests(server.url), "requests")
-        os.kill(os.getpid(), signal.SIGINT)
-
-    thread = threading.Thread(target=interrupt)
-    thread.start()
+    thread = interrupt_when(lambda: running_requests(server.url))
     with pytest.raises(KeyboardInterrupt):
         draw(policy, num_generations=32, max_completion_length=300, min_completion_length=300)
     thread.join()
-    wait_for(lambda: running_requests(server.url) == 0, "vLLM to drop the requests")
+    until(lambda: running_requests(server.url) == 0, "vLLM to drop the requests")
     assert groups_of(draw(policy)) == before
 
 
@@ -449,13 +441,13 @@ def test_a_server_that_stands_still_is_an_error_or_a_wait(server, policy):
     """SIGSTOP, of the whole server and of its core alone, with a short patience and with a long one."""
     expected = groups_of(draw(policy))
     for process in (api_server(server.process.pid), engine_core(server.process.pid)):
-        hasty = rl.VLLMServer(policy, url=server.url, deadline=2)
+        hasty = rl.VLLMServer(policy, url=server.url, deadline=10)
         policy.use(hasty)
         draw(policy)
-        with stopped(process), pytest.raises(EngineError, match=r"127.0.0.1:\d+ .* (2 s|within 2 s)"):
+        with stopped(process), pytest.raises(EngineError, match=r"127.0.0.1:\d+ .* (10 s|within 10 s)"):
             draw(policy, seed=1)
         assert groups_of(draw(policy)) == expected
-    patient = policy.use(rl.VLLMServer(policy, url=server.url, deadline=60)).engine
+    patient = policy.use(rl.VLLMServer(policy, url=server.url, deadline=LONG)).engine
     draw(policy)
     with stopped(api_server(server.process.pid), at_most=10):
         assert groups_of(draw(policy)) == expected
@@ -488,7 +480,7 @@ def test_a_core_and_a_server_that_were_killed_lose_nothing(server, folder):
     killer.start()
     with pytest.raises(EngineError, match=rf"127.0.0.1:{port}.*(died|ended|no server answers).*Nothing of the step"):
         draw_for_ever(policy)
-    wait_for(lambda: not alive(everyone), "the whole server to end")
+    until(lambda: not alive(everyone), "the whole server to end")
     assert server.process.wait() == 1
     with pytest.raises(EngineError, match=rf"no server answers at 127.0.0.1:{port}.*rlkit serve MODEL --port {port}"):
         draw(policy)
@@ -504,7 +496,7 @@ def test_a_core_and_a_server_that_were_killed_lose_nothing(server, folder):
             EngineError, match=rf"127.0.0.1:{port}.*(died|ended|no server answers).*Nothing of the step"
         ):
             draw_for_ever(policy)
-        wait_for(lambda: not alive(everyone), "the whole server to end")
+        until(lambda: not alive(everyone), "the whole server to end")
 
 
 def draw_for_ever(policy):
@@ -515,10 +507,10 @@ def draw_for_ever(policy):
 def test_a_server_ends_with_the_process_that_started_it(folder):
     """While it is loading: the core is there, and nobody answers yet."""
     with subprocess.Popen([sys.executable, CLIENT, "serve", folder]) as parent:
-        wait_for(lambda: named(parent.pid, "multiprocessing.spawn"), "the core to start")
+        until(lambda: named(parent.pid, "multiprocessing.spawn"), "the core to start")
         everyone = family(parent.pid)
         parent.kill()
-    wait_for(lambda: not alive(everyone), "the whole server to end")
+    until(lambda: not alive(everyone), "the whole server to end")
 
 
 @pytest.mark.smollm2
@@ -546,5 +538,5 @@ def test_the_command_serves_smollm2_for_two_steps_and_ends_with_ctrl_c(tmp_path)
             rl.loss_step(policy, optimizer, rollout, torch.tensor([1.0, -1.0, 0.5, -0.5]))
         everyone = family(process.pid)
         process.send_signal(signal.SIGINT)
-        assert process.wait(WAIT_SECONDS) == 130
-    wait_for(lambda: not alive(everyone), "the whole server to end")
+        assert process.wait(LONG) == 130
+    until(lambda: not alive(everyone), "the whole server to end")

@@ -1,13 +1,14 @@
 """The client of a vLLM server, against small real HTTP servers: what it refuses, and the words that a user reads."""
 
-import os
 import signal
 import threading
+import time
 
 import pytest
 import torch
 from builders import BOS, EOS, PAD, VOCABULARY, tiny_policy
-from engines.http_server import DROP, HANG, answering, counting, slowly
+from engines.http_server import DROP, HANG, after, answering, counting
+from waiting import LONG, main_thread_is_in, until
 
 import rlkit as rl
 from rlkit.engines.remote import Remote, run_apart
@@ -52,9 +53,9 @@ def test_nobody_there_names_host_port_seconds_and_the_command(policy):
     port = free_port()
     with pytest.raises(
         EngineError,
-        match=rf"no vLLM server answered at 127.0.0.1:{port} within 0.2 s .*refused.* rlkit serve MODEL --port {port}",
+        match=rf"no vLLM server answered at 127.0.0.1:{port} within 2 s .*refused.* rlkit serve MODEL --port {port}",
     ):
-        rl.VLLMServer(policy, url=f"http://127.0.0.1:{port}", deadline=0.2)
+        rl.VLLMServer(policy, url=f"http://127.0.0.1:{port}", deadline=2)
 
 
 def test_a_server_that_is_still_starting_is_waited_for(policy):
@@ -62,7 +63,7 @@ def test_a_server_that_is_still_starting_is_waited_for(policy):
     asked = iter([(503, "loading"), (503, "loading")])
     table["/health"] = lambda: next(asked, "")
     with answering(table) as (url, calls):
-        assert rl.VLLMServer(policy, url=url, deadline=30).max_context == 64
+        assert rl.VLLMServer(policy, url=url, deadline=LONG).max_context == 64
     assert calls[:3] == [("GET", "/health")] * 3
 
 
@@ -78,12 +79,12 @@ OLD = {"/version": {"version": "0.11.0"}, "/weight_info": (404, {}), "/is_sleepi
         (OLD, r"vLLM 0.11.0 at 127.0.0.1:\d+ is too old.*pip install 'vllm>=0.32'"),
         ({"/collective_rpc": (500, "Internal Server Error")}, r"no rlkit in its workers.*--worker-extension-cls rlkit"),
         ({"/v1/models": (401, {"error": "Unauthorized"})}, r"asks for a token.*token=.*VLLM_API_KEY"),
-        ({"/health": HANG}, r"no vLLM server answered at 127.0.0.1:\d+ within 0.3 s \(timed out\)"),
+        ({"/health": HANG}, r"no vLLM server answered at 127.0.0.1:\d+ within 0.5 s \(timed out\)"),
     ],
     ids=["stranger", "no development mode", "too old", "no extension", "token", "hangs"],
 )
 def test_servers_that_cannot_serve(policy, answers, message):
-    deadline = 0.3 if answers.get("/health") is HANG else 30
+    deadline = 0.5 if answers.get("/health") is HANG else LONG
     with answering(vllm_of(policy) | answers) as (url, _), pytest.raises(EngineError, match=message):
         rl.VLLMServer(policy, url=url, deadline=deadline)
 
@@ -191,14 +192,14 @@ def test_a_sync_pauses_loads_resets_names_and_resumes(policy):
         ({"/reset_prefix_cache": {"success": False}}, "did not reset its prefix cache"),
         ({"/reset_prefix_cache": DROP}, "dropped the connection during /reset_prefix_cache"),
         ({"/update_weight_version": (500, {"error": {"message": "EngineCore died"}})}, "has died .EngineCore died"),
-        ({"/pause": HANG}, r"did not answer /pause within 0.3 s"),
+        ({"/pause": HANG}, r"did not answer /pause within 3 s"),
     ],
     ids=["cache", "dropped", "core", "hangs"],
 )
 def test_after_a_sync_that_failed_nothing_is_drawn_and_the_server_goes_on(policy, answers, message):
     with answering(Weights(policy, **answers).table) as (url, calls):
-        engine = rl.VLLMServer(policy, url=url, deadline=30)
-        engine.remotes[0].deadline = 0.3 if "/pause" in answers else 30
+        engine = rl.VLLMServer(policy, url=url, deadline=LONG)
+        engine.remotes[0].deadline = 3 if "/pause" in answers else LONG  # it is also that of the /resume that follows
         with pytest.raises(EngineError, match=message):
             engine.sync(named_weights(policy), 0)
         assert engine.version is None
@@ -290,14 +291,23 @@ def test_answers_that_are_no_completions(policy, answer, message):
 
 
 def test_silence_is_an_error_and_slowness_is_not(policy):
-    whole = {"choices": [choice(policy), choice(policy, index=1)]}
-    slow = drawing(policy, slowly(1.5, whole))
+    """Slow is what comes after many looks at the counters, of which each sees a token more."""
+    whole, looks = {"choices": [choice(policy), choice(policy, index=1)]}, []
+
+    def tokens():
+        looks.append(time.monotonic())
+        return f'vllm:generation_tokens_total{{engine="0"}} {len(looks)}\n'
+
+    slow = drawing(policy, after(lambda: looks and looks[-1] - looks[0] > 3, whole), **{"/metrics": tokens})
     with answering(slow.table) as (url, _):
-        assert len(generate(synced(policy, url, deadline=0.5), slow)[0]) == 2
+        engine = synced(policy, url, deadline=LONG)
+        engine.remotes[0].deadline = 3
+        assert len(generate(engine, slow)[0]) == 2
     still = drawing(policy, HANG, **{"/metrics": 'vllm:generation_tokens_total{engine="0"} 5\n'})
     with answering(still.table) as (url, _):
-        engine = synced(policy, url, deadline=0.5)
-        with pytest.raises(EngineError, match=r"127.0.0.1:\d+ drew no token for 0.5 s. It hangs.*larger deadline="):
+        engine = synced(policy, url, deadline=LONG)
+        engine.remotes[0].deadline = 1
+        with pytest.raises(EngineError, match=r"127.0.0.1:\d+ drew no token for 1 s. It hangs.*larger deadline="):
             generate(engine, still)
 
 
@@ -328,20 +338,23 @@ def test_a_closed_engine_says_so(policy):
                 use()
 
 
-def test_an_interrupt_ends_the_coroutine_in_the_other_thread(sigint_guard):
+@pytest.mark.parametrize("moment", ["at its start", "later"])
+def test_an_interrupt_ends_the_coroutine_in_the_other_thread(sigint_guard, moment):
     import asyncio
 
     ended = threading.Event()
+    main = threading.main_thread().ident
 
     async def wait():
         try:
-            await asyncio.sleep(60)
+            if moment == "later":
+                await asyncio.to_thread(until, lambda: main_thread_is_in("run_apart"), "the wait for it")
+            signal.pthread_kill(main, signal.SIGINT)
+            await asyncio.sleep(600)
         finally:
             ended.set()
 
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    timer = threading.Timer(0.2, lambda: os.kill(os.getpid(), signal.SIGINT))
-    timer.start()
     with pytest.raises(KeyboardInterrupt):
         run_apart(wait)
     assert ended.is_set()

@@ -7,11 +7,11 @@ import os
 import pickle
 import signal
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from builders import make_rollout
+from waiting import LONG
 
 import rlkit as rl
 from rlkit.rewards import Accuracy, accuracy, check_gold
@@ -125,21 +125,14 @@ HANGS = [r"\boxed{9^{9^{9^{9}}}+1}", r"\boxed{(10^{10})! + 1}"]
 @pytest.mark.parametrize("on_timeout", [None, 0.0])
 def test_no_expression_hangs_a_run(on_timeout, caplog):
     """B89: bounded, the chosen value for it, right values around it, no process left over."""
-    hanging = Accuracy(timeout=1.0, on_timeout=on_timeout)
+    hanging = Accuracy(timeout=4.0, on_timeout=on_timeout)
     accuracy([r"\boxed{1}"], answer=["1"])  # started
+    pid = math_process.pid
     golds = [r"$9^{9^{9^{9}}}+2$", r"$(10^{10})! + 2$"]
-    start = time.perf_counter()
-    got = hanging([r"\boxed{1}", *HANGS, r"\boxed{1}"], answer=["1", *golds, "1"])
-    took = time.perf_counter() - start
+    got = hanging([r"\boxed{1}", *HANGS, r"\boxed{1}"], answer=["1", *golds, "1"])  # it comes back: each is bounded
     assert got[0] == got[3] == 1.0 and all(value in (on_timeout, 0.0) for value in got[1:3])
     assert on_timeout in got[1:3] and "math-verify failed on" in caplog.text
-    start = time.perf_counter()
-    pid = math_process.pid
-    math_process.close()
-    accuracy([r"\boxed{1}"], answer=["1"])
-    restart = time.perf_counter() - start
-    # Each costs its second and a new process, whatever the machine's load makes of that.
-    assert took < 2 * (1.0 + 10 * restart) + 5
+    assert math_process.pid != pid  # another one took its place, and it is gone
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
 
@@ -153,13 +146,13 @@ def test_the_process_is_there_again_after_it_died():
 def test_a_worker_ends_itself_if_nobody_is_left_to_end_it():
     """The kernel's timer: it needs neither us nor the interpreter of the worker."""
     process = MathProcess()
-    assert process.ask("1", r"\boxed{1}", 5.0)["correct"]
+    assert process.ask("1", r"\boxed{1}", LONG)["correct"]
     worker = process._process
     for gold in ("1", "$9^{9^{9^{9}}}+2$"):
         worker.stdin.write((json.dumps({"gold": gold, "answer": HANGS[0], "seconds": 0.2}) + "\n").encode())
     worker.stdin.flush()
     worker.stdin.close()
-    assert worker.wait(timeout=60) == -signal.SIGALRM
+    assert worker.wait(timeout=LONG) == -signal.SIGALRM
     process.close()
 
 
@@ -180,12 +173,12 @@ def test_an_interrupted_question_does_not_shift_the_answers():
     """The stop button comes while math-verify thinks: its late answer must not be taken for the next question's."""
     process = MathProcess()
     try:
-        assert process.ask("1", r"\boxed{1}", 60)["correct"]
+        assert process.ask("1", r"\boxed{1}", LONG)["correct"]
         line, process._line = process._line, interrupted
         with pytest.raises(KeyboardInterrupt):
-            process.ask("2", r"\boxed{2}", 60)
+            process.ask("2", r"\boxed{2}", LONG)
         process._line = line
-        assert [process.ask(gold, r"\boxed{3}", 60)["correct"] for gold in ("4", "3", "5")] == [False, True, False]
+        assert [process.ask(gold, r"\boxed{3}", LONG)["correct"] for gold in ("4", "3", "5")] == [False, True, False]
     finally:
         process.close()
 

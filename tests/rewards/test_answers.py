@@ -63,9 +63,9 @@ def test_no_text_is_slow(text):
     """Linear: twenty times the text takes far less than 400 times as long (a ratio; the small one has a floor)."""
 
     def seconds(text):
-        start = time.perf_counter()
+        start = time.thread_time()  # CPU time: other work on the machine counts little
         last_boxed(text), answer_part(text), last_number(text)
-        return time.perf_counter() - start
+        return time.thread_time() - start
 
     small = max(min(seconds(text[: len(text) // 20]) for _ in range(3)), 1e-3)
     assert seconds(text) < 200 * small

@@ -18,15 +18,17 @@ import psutil
 import pytest
 import torch
 from builders import make_rollout
+from waiting import LONG, alive, interrupt_when, until
 
 import rlkit as rl
 from rlkit.rewards import callers, worker
+from rlkit.run.folder import lives
 
 NAN = float("nan")
 BAD = "bad"
 ROLLOUT = make_rollout((1,) * 6, completions=("a", "bb", BAD, "", "ccc", "d"), group_id=[0, 0, 0, 1, 1, 1])
 LENGTHS = [1.0, 2.0, NAN, 0.0, 3.0, 1.0]
-TIMEOUT = 1.0
+TIMEOUT = 2.0  # a row that is tried again gets a quarter of it
 MIB = 2**20
 
 
@@ -37,9 +39,26 @@ def nothing_left():
     yield
     kept = worker.worker_pids()
     worker.close_workers()
-    after = {child.pid for child in psutil.Process().children(recursive=True) if child.status() != "zombie"}
-    assert not after - before
+    until(lambda: not [child for child in children() if child.pid not in before], "the end of what was killed")
     assert not any(psutil.pid_exists(pid) for pid in kept)
+
+
+def children():
+    """The processes below this one that have not ended."""
+    return alive(psutil.Process().children(recursive=True))
+
+
+@pytest.fixture
+def started(monkeypatch):
+    """The workers that are started."""
+    found, start = [], worker.Worker.__init__
+
+    def noted(self):
+        found.append(self)
+        start(self)
+
+    monkeypatch.setattr(worker.Worker, "__init__", noted)
+    return found
 
 
 def endless(completions):
@@ -104,17 +123,15 @@ def lengths_after(act):
 
 
 @pytest.mark.parametrize("act", HANGS, ids=lambda act: act.__name__)
-def test_a_completion_that_hangs_costs_little_and_loses_nobody(act, caplog):
-    """B89: the siblings keep their rewards; the call ends within three timeouts (compared with one, in this run)."""
+def test_a_completion_that_hangs_costs_little_and_loses_nobody(act, caplog, started):
+    """B89: the siblings keep their rewards; each process that is started has cost one timeout at most."""
     reward = lengths_after(act)
-    start = time.perf_counter()
     scores = rl.score(ROLLOUT, reward, timeout=TIMEOUT)
-    seconds = time.perf_counter() - start
     torch.testing.assert_close(scores.reward, torch.tensor(LENGTHS), equal_nan=True)
-    assert seconds < 3 * TIMEOUT + 10  # processes start meanwhile, on a machine that may be busy
+    assert len(started) <= 3  # one for the call, one for the row that hangs, one for the rows after it
     name = act.__name__
     assert scores.metrics == {f"rewards/{name}/timeouts": 1 / 6}
-    assert scores.extra[f"failures/{name}"][2] == "no reward within 1.0 s"
+    assert scores.extra[f"failures/{name}"][2] == f"no reward within {TIMEOUT} s"
     assert f"'{name}' gave no reward for 1 of 6" in caplog.text and "completion 2: 'bad'" in caplog.text
     assert "thread" not in caplog.text  # it was killed, not left
 
@@ -123,17 +140,16 @@ def test_the_next_call_works_and_processes_do_not_add_up():
     """B89: five steps with a completion that hangs leave one process."""
     reward = lengths_after(endless)
     for _ in range(3):
-        scores = rl.score(ROLLOUT, reward, timeout=0.5, on_timeout=-5.0)
+        scores = rl.score(ROLLOUT, reward, timeout=TIMEOUT, on_timeout=-5.0)
         assert scores.reward.tolist() == [1.0, 2.0, -5.0, 0.0, 3.0, 1.0]
         assert len(worker.worker_pids()) <= 1
 
 
-def test_many_that_hang_are_bounded_all_together():
-    """20 hanging completions would cost 20 timeouts one after the other."""
+def test_many_that_hang_are_bounded_all_together(started):
+    """20 hanging completions would cost 20 timeouts one after the other, and a process each."""
     rollout = make_rollout((1,) * 24, completions=["a"] * 4 + [BAD] * 20)
-    start = time.perf_counter()
     scores = rl.score(rollout, lengths_after(sleeping), timeout=TIMEOUT)
-    assert time.perf_counter() - start < 10 * TIMEOUT
+    assert len(started) <= 5
     assert scores.reward[:4].tolist() == [1.0] * 4 and bool(scores.reward[4:].isnan().all())
 
 
@@ -288,7 +304,7 @@ def test_what_cannot_be_pickled_runs_in_a_thread_and_says_so_once(caplog, monkey
 
     def locked(completions):
         next(unsendable)
-        release.wait(60 if "bad" in completions else 0)
+        release.wait(LONG if "bad" in completions else 0)
         return [1.0] * len(completions)
 
     good = ROLLOUT.select([0, 1])
@@ -296,9 +312,7 @@ def test_what_cannot_be_pickled_runs_in_a_thread_and_says_so_once(caplog, monkey
         assert rl.score(good, locked, timeout=30.0).reward.tolist() == [1.0, 1.0]
     assert caplog.text.count("'locked' runs in a thread, since it cannot be pickled") == 1
     assert "a call that hangs goes on in its thread" in caplog.text
-    start = time.perf_counter()
     scores = rl.score(ROLLOUT, locked, timeout=0.3)
-    assert time.perf_counter() - start < 30
     assert bool(scores.reward.isnan().all()) and scores.metrics == {"rewards/locked/timeouts": 1.0}
     release.set()
 
@@ -310,7 +324,7 @@ def test_threads_that_never_end_do_not_add_up(monkeypatch):
 
     def stuck(completions):
         next(unsendable)
-        release.wait(60)
+        release.wait(LONG)
         return [1.0] * len(completions)
 
     with pytest.raises(RuntimeError, match=r"8 calls of reward functions ran out of time and still run, .* 'stuck'"):
@@ -347,7 +361,7 @@ def test_a_script_is_not_run_again_and_its_globals_are_sent(tmp_path):
             """
         )
     )
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=180)
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=LONG)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "started\n[[20.0, 10.0, 10.0], [40.0, 20.0, 20.0]]\n"
     assert "thread" not in done.stderr
@@ -368,54 +382,84 @@ def test_workers_end_with_the_process_that_started_them(tmp_path, way):
             import rlkit as rl
             from rlkit.rewards.worker import worker_pids
             def endless(completions):
+                open("begun", "w").close()
                 while True: pass
             def quick(completions): return [1.0]
             rollout = make_rollout((1,), completions=("a",))
             rl.score(rollout, quick, timeout=60.0)
             threading.Thread(target=rl.score, args=(rollout, endless), kwargs=dict(timeout=3600.0), daemon=True).start()
-            time.sleep(1.0)
+            while not os.path.exists("begun"): time.sleep(0.02)
             print(*worker_pids(), flush=True)
             {way}
             """
         )
     )
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=180)
+    done = subprocess.run([sys.executable, script], cwd=tmp_path, capture_output=True, text=True, timeout=LONG)
     pids = [int(word) for word in done.stdout.split()]
     assert pids, done.stderr
-    for _ in range(100):
-        alive = [pid for pid in pids if psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie"]
-        if not alive:
-            break
-        time.sleep(0.1)
-    assert not alive
+    until(lambda: not any(map(lives, pids)), "the end of the workers")
 
 
-def test_an_interrupt_kills_the_call_and_leaves_score_usable(sigint_guard):
+@pytest.mark.parametrize("moment", ["the process starts", "it gets the function", "the function runs"])
+def test_an_interrupt_kills_the_call_and_leaves_score_usable(sigint_guard, monkeypatch, tmp_path, caplog, moment):
+    """Also while the process starts, and nobody knows it yet: it is never called, nor the function in a thread."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     main = threading.main_thread().ident
-    threading.Timer(1.0, signal.pthread_kill, (main, signal.SIGINT)).start()
-    reward = lengths_after(endless)
+    begun, given_up, workers = tmp_path / "begun", threading.Event(), []
+
+    def interrupt():
+        signal.pthread_kill(main, signal.SIGINT)
+        assert given_up.wait(LONG)
+
+    borrow, load, abandon = worker.borrow, worker.Worker.load, callers.InWorker.abandon
+
+    def late_borrow(digest):
+        workers.append(borrow(digest))
+        if moment == "the process starts":
+            interrupt()
+        return workers[-1]
+
+    def late_load(self, *arguments):
+        if moment == "it gets the function":
+            interrupt()
+        return load(self, *arguments)
+
+    def noted_abandon(self):
+        abandon(self)
+        given_up.set()
+
+    monkeypatch.setattr(worker, "borrow", late_borrow)
+    monkeypatch.setattr(worker.Worker, "load", late_load)
+    monkeypatch.setattr(callers.InWorker, "abandon", noted_abandon)
+    if moment == "the function runs":
+        interrupt_when(begun.exists)
+
+    def endless(completions, path=str(begun)):
+        while "bad" in completions:
+            open(path, "a").close()
+        return [float(len(text)) for text in completions]
+
     with pytest.raises(KeyboardInterrupt):
-        rl.score(ROLLOUT, reward, timeout=3600.0)
-    scores = rl.score(ROLLOUT.select([0, 1]), reward, timeout=60.0)
+        rl.score(ROLLOUT, endless, timeout=3600.0)
+    monkeypatch.undo()
+    until(lambda: not [thread for thread in threading.enumerate() if thread.name == "rlkit-reward"], "the call's end")
+    assert not workers[0].alive and begun.exists() == (moment == "the function runs")
+    assert "runs in a thread" not in caplog.text
+    scores = rl.score(ROLLOUT.select([0, 1]), endless, timeout=LONG)
     assert scores.reward.tolist() == [1.0, 2.0]
 
 
-def test_several_limited_functions_run_side_by_side():
-    """Three naps in three processes take less than two in turn would."""
+def test_several_limited_functions_run_side_by_side(tmp_path):
+    """Each ends only when all have begun; in turn the first would run out of time."""
 
-    def nap(completions, length):
-        time.sleep(length)
+    def together(completions, name):
+        (tmp_path / name).touch()
+        while len(list(tmp_path.iterdir())) < 3:
+            time.sleep(0.02)
         return [1.0] * len(completions)
 
-    naps = [functools.partial(nap, length=1.0 + k * 1e-6) for k in range(3)]
-    rl.score(ROLLOUT, naps, timeout=60.0)  # the processes start
-    start = time.perf_counter()
-    rl.score(ROLLOUT, naps[0], timeout=60.0)
-    one = time.perf_counter() - start
-    start = time.perf_counter()
-    rl.score(ROLLOUT, naps, timeout=60.0)
-    assert time.perf_counter() - start < 2.2 * one
+    scores = rl.score(ROLLOUT, [functools.partial(together, name=name) for name in "abc"], timeout=LONG)
+    assert bool((scores.parts == 1.0).all())
 
 
 def test_a_function_keeps_its_process_between_steps():

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
+from waiting import LONG, until
 
 from rlkit.rewards import PythonTests, python_tests
 from rlkit.rewards import code_tests as module
@@ -25,17 +26,31 @@ def isolation(request, monkeypatch):
     return request.param
 
 
-def leftovers(mark):
-    """Processes that have the mark in their command line or environment."""
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    """Where the folders of the code are made: not among those of other tests that run at the same time."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path
+
+
+def leftovers(folder):
+    """Processes that have the folder in their command line or environment, where each of ours has it as its home."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
             text = (process / "cmdline").read_bytes() + (process / "environ").read_bytes()
+            state = (process / "stat").read_bytes().rpartition(b")")[2].split()[0]
         except OSError:
             continue
-        if mark.encode() in text and int(process.name) != os.getpid():
+        if f"{folder}/rlkit-code-".encode() in text and state not in (b"Z", b"X"):
             found.append(int(process.name))
     return found
+
+
+def nothing_is_left(folder):
+    """No process, at the latest when the kernel has ended what was killed, and no folder."""
+    until(lambda: not leftovers(folder), "the end of what was killed")
+    return not list(folder.glob("rlkit-code-*"))
 
 
 def test_code_is_judged_by_its_tests(isolation):
@@ -85,16 +100,15 @@ SLOW = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("code", SLOW.values(), ids=SLOW.keys())
-def test_endless_code_costs_its_time_and_no_more(isolation, code):
+def test_endless_code_costs_its_time_and_no_more(isolation, code, folder):
     """Compared with a sleep that ends by itself, on the same machine at the same time."""
-    mark = f"mark{time.time_ns()}"
     start = time.perf_counter()
-    assert PythonTests(timeout=1)([f"{code}  # {mark}"], tests=["assert True"]) == [0.0]
+    assert PythonTests(timeout=1)([code], tests=["assert True"]) == [0.0]
     took = time.perf_counter() - start
     start = time.perf_counter()
-    assert PythonTests(timeout=60)(["import time; time.sleep(1)"], tests=["assert True"]) == [1.0]
-    assert took < 3 * (time.perf_counter() - start) + 3
-    assert not leftovers("rlkit-code-")
+    assert PythonTests(timeout=LONG)(["import time; time.sleep(1)"], tests=["assert True"]) == [1.0]
+    assert took < 10 * (time.perf_counter() - start) + 60  # and not for ever
+    assert nothing_is_left(folder)
 
 
 def test_memory_is_bounded(isolation):
@@ -114,22 +128,18 @@ def test_there_is_no_network(isolation):
         assert python_tests([reach, datagram, name], tests=["assert True"] * 3) == [0.0] * 3
 
 
-def test_nothing_is_left_behind(isolation, tmp_path):
-    """Children, sessions of their own, files."""
-    before = set(Path(tempfile.gettempdir()).glob("rlkit-code-*"))
-    escape = (
-        "import os, time\nif os.fork() == 0:\n    os.setsid()\n    if os.fork() == 0: time.sleep(60)\n    os._exit(0)\n"
-    )
-    spawn = "import subprocess\nsubprocess.Popen(['sleep', '60'], start_new_session=True)"
-    thread = "import threading, time\nthreading.Thread(target=time.sleep, args=(60,)).start()"
+def test_nothing_is_left_behind(isolation, folder):
+    """Children, sessions of their own, files; what sleeps is not waited for."""
+    escape = "import os, time\nif os.fork() == 0:\n  os.setsid()\n  if os.fork() == 0: time.sleep(600)\n  os._exit(0)\n"
+    spawn = "import subprocess\nsubprocess.Popen(['sleep', '600'], start_new_session=True)"
+    thread = "import threading, time\nthreading.Thread(target=time.sleep, args=(600,)).start()"
     write = "open('left.txt', 'w').write('x')"
     big = "f = open('big', 'wb')\nfor _ in range(100): f.write(bytes(1 << 20))"
     start = time.perf_counter()
-    got = python_tests([escape, spawn, thread, write, big], tests=["assert True"] * 5)
+    got = PythonTests(timeout=60)([escape, spawn, thread, write, big], tests=["assert True"] * 5)
     assert got == [0.0, 0.0, 1.0, 1.0, 0.0]
-    assert time.perf_counter() - start < 55
-    assert not leftovers("rlkit-code-")
-    assert set(Path(tempfile.gettempdir()).glob("rlkit-code-*")) <= before
+    assert time.perf_counter() - start < 600
+    assert nothing_is_left(folder)
 
 
 def test_the_environment_is_empty(isolation, monkeypatch):
@@ -160,7 +170,7 @@ def test_a_report_without_end_is_not_read_to_its_end(isolation, monkeypatch):
     monkeypatch.setattr(module.os, "read", counting)
     loop = "while True: os.write(number, b'x' * 65536)"
     flood = f"import os\nfor number in range(3, 10):\n  try:\n    {loop}\n  except OSError: pass"
-    assert PythonTests(timeout=5)([flood], tests=["pass"]) == [0.0]
+    assert PythonTests(timeout=60)([flood], tests=["pass"]) == [0.0]
     assert module.REPORT < sum(map(len, read)) <= module.REPORT + 2**17
 
 
