@@ -16,10 +16,17 @@ jaxtyping.install_import_hook("rlkit", "typecheck.typechecker")  # before rlkit 
 import pytest  # noqa: E402
 import torch  # noqa: E402
 from builders import tiny_policy  # noqa: E402
-from hypothesis import settings  # noqa: E402
+from hypothesis import HealthCheck, settings  # noqa: E402
 
 torch.set_num_threads(1)
-settings.register_profile("rlkit", deadline=None, derandomize=True, max_examples=50, database=None)
+settings.register_profile(
+    "rlkit",
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],  # a time limit too: a busy machine is no fault of a test
+    derandomize=True,
+    max_examples=50,
+    database=None,
+)
 settings.load_profile("rlkit")
 
 

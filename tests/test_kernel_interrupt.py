@@ -4,6 +4,7 @@ import json
 import time
 
 import pytest
+from waiting import LONG, until
 
 LOOP = """
 import rlkit as rl, time
@@ -19,21 +20,19 @@ def test_interrupt_ends_between_steps_with_everything_saved_and_the_kernel_usabl
     from jupyter_client.manager import start_new_kernel
 
     folder = tmp_path / "run"
-    manager, client = start_new_kernel(kernel_name="python3")
+    manager, client = start_new_kernel(kernel_name="python3", startup_timeout=LONG)
     try:
         client.execute(LOOP.format(folder=str(folder)))
-        deadline = time.monotonic() + 120
-        while not (folder / "timings.jsonl").exists() and time.monotonic() < deadline:
-            time.sleep(0.1)
+        until((folder / "timings.jsonl").exists, "the first step")
         time.sleep(0.5)
         manager.interrupt_kernel()
-        reply = client.get_shell_msg(timeout=60)
+        reply = client.get_shell_msg(timeout=LONG)
         assert reply["content"]["status"] == "ok", reply["content"]  # the cell ended by itself, no traceback
 
         shown = []
         client.execute_interactive(
             "print(run.stopped, run.step, len(run.metrics))",
-            timeout=60,
+            timeout=LONG,
             output_hook=lambda message: shown.append(message["content"].get("text", "")),
         )
         stopped, steps, lines = "".join(shown).split()

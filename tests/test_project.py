@@ -14,6 +14,7 @@ import yaml
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
+from waiting import LONG
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -51,7 +52,7 @@ def in_fresh_python(code):
     """What `code` prints in a new interpreter, read as JSON."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     command = [sys.executable, "-c", code]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=ROOT, env=environment)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LONG, cwd=ROOT, env=environment)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 

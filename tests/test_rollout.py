@@ -12,6 +12,7 @@ import pytest
 import torch
 from builders import assert_identical, make_rollout, make_scores
 from tolerances import EXACT
+from waiting import LONG
 
 import rlkit as rl
 from rlkit.evaluate import Evaluation
@@ -118,7 +119,7 @@ def test_a_saved_rollout_is_read_without_a_model(tmp_path):
         assert "transformers" not in sys.modules
         print(rollout.lengths.tolist())
     """
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=LONG)
     assert done.stdout.strip() == "[3, 1, 2, 3]", done.stderr
 
 

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import nbformat
+from waiting import LONG
 
 from rlkit.export import Exported, ExportError, export_text
 
@@ -60,7 +61,7 @@ def environment() -> dict[str, str]:
     }
 
 
-def python(*arguments, cwd, timeout=300, torchrun=0) -> subprocess.CompletedProcess[str]:
+def python(*arguments, cwd, timeout=4 * LONG, torchrun=0) -> subprocess.CompletedProcess[str]:
     """Run a script by python, or by torchrun on some processes."""
     launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={torchrun}"] if torchrun else []
     command = [sys.executable, *launcher, *map(str, arguments)]

@@ -1,6 +1,19 @@
-"""Helpers of the export tests, also with --import-mode=importlib."""
+"""Helpers of the export tests, also with --import-mode=importlib; what a script sets for its process does not stay."""
 
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
+
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def fresh_settings(monkeypatch):
+    """A script that a test executes here leaves neither flags nor variables to the tests after it."""
+    from rlkit.run import settings
+
+    monkeypatch.setattr(settings.current, "__dict__", dict(vars(settings.Settings())))
+    for name in ("RLKIT_STRATEGY", "RLKIT_PRECISION", "RLKIT_PRINT_ALL_RANKS"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)

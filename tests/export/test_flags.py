@@ -55,15 +55,6 @@ def text(tmp_path_factory):
     return exported(tmp_path_factory.mktemp("flags"), "import math", cell(CELL, "parameters"), "twice = steps * 2").text
 
 
-@pytest.fixture(autouse=True)
-def fresh_settings(monkeypatch):
-    """What a script sets for its process does not stay."""
-    monkeypatch.setattr(settings.current, "__dict__", dict(vars(settings.Settings())))
-    for name in ("RLKIT_STRATEGY", "RLKIT_PRECISION", "RLKIT_PRINT_ALL_RANKS"):
-        monkeypatch.setenv(name, "")
-        monkeypatch.delenv(name)
-
-
 def values(text, *arguments, name="__main__"):
     found = run_text(text, *arguments, name=name)
     return {key: found[key] for key in DEFAULTS} | ({"twice": found["twice"]} if "twice" in found else {})

@@ -65,7 +65,8 @@ def in_kernel(path: Path, values: dict, folder: Path) -> None:
         "from run_notebooks import ThisPython\n"
         "from nbclient import NotebookClient\n"
         "nb = nbformat.read('run.ipynb', as_version=4)\n"
-        "NotebookClient(nb, timeout=300, km=ThisPython(), resources={'metadata': {'path': '.'}}).execute()\n"
+        "patience = {'timeout': 1200, 'startup_timeout': 300}\n"
+        "NotebookClient(nb, **patience, km=ThisPython(), resources={'metadata': {'path': '.'}}).execute()\n"
     )
     done = subprocess.run([sys.executable, "-c", script], cwd=folder, env=environment(), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]

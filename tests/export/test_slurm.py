@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from waiting import LONG
 
 from rlkit.export.slurm import (
     SlurmSettings,
@@ -28,8 +29,8 @@ from rlkit.export.slurm import (
 )
 
 SHIMS = Path(__file__).parent / "shims"
-HANG_SECONDS = 120  # a job that takes longer hangs
-DYING_SECONDS = 10  # for what was killed to be gone
+HANG_SECONDS = LONG  # a job that takes longer hangs
+GRACE = LONG // 2  # seconds that a trainer gets to save: not what these tests are about
 SERVERS = {"vllm_nodes": 1, "model": "org/model"}
 HOSTILE = [
     "$(touch PWNED)",
@@ -174,7 +175,7 @@ def start(tmp_path):
             "SHIM_NODES": " ".join(nodes),
             "SHIM_TAG": job.tag,
             "RLKIT_JOB_POLL": "0.02",
-            "RLKIT_JOB_GRACE": "20",
+            "RLKIT_JOB_GRACE": str(GRACE),
             "http_proxy": "http://127.0.0.1:9",  # clusters set it; it must not be asked for the servers' health
         }
         job.process = subprocess.Popen(
@@ -190,7 +191,7 @@ def start(tmp_path):
         return job
 
     yield run
-    deadline = time.monotonic() + DYING_SECONDS
+    deadline = time.monotonic() + LONG
     for job in jobs:
         while (left := job.left()) and time.monotonic() < deadline:
             time.sleep(0.01)
@@ -421,7 +422,7 @@ def test_a_port_that_answers_for_someone_else_is_noticed(start, tmp_path):
 
 @pytest.mark.parametrize("trainer", ["save", "finish-anyway", "hang"])
 def test_a_server_that_dies_in_mid_run(start, trainer):
-    grace = "1" if trainer == "hang" else "20"
+    grace = "1" if trainer == "hang" else str(GRACE)
     job = start(SHIM_SERVER="dies-later", SHIM_TRAINER=trainer, RLKIT_JOB_GRACE=grace)
     code, said = job.end()
     assert "the vLLM servers ended while the trainer runs" in said

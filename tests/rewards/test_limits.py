@@ -35,6 +35,7 @@ MIB = 2**20
 @pytest.fixture(autouse=True)
 def nothing_left():
     """No process outlives the workers that are kept, and those end when they are told to."""
+    worker.close_workers()  # of other tests: their error stream is one that was captured then
     before = {child.pid for child in psutil.Process().children(recursive=True)}
     yield
     kept = worker.worker_pids()

@@ -1,11 +1,12 @@
 """Rewards in a real Jupyter kernel: its loop is running, its functions live in `__main__`, its button interrupts."""
 
 import sys
-import time
 from pathlib import Path
 
-import psutil
 import pytest
+from waiting import LONG, until
+
+from rlkit.run.folder import lives
 
 SET_UP = f"""
 import sys
@@ -25,7 +26,7 @@ class Judge:
 def hangs(completions):
     for text in completions:
         while text == "bad":
-            pass
+            open({{BEGUN!r}}, "a").close()
     return [helper(text) for text in completions]
 """
 
@@ -35,10 +36,10 @@ def test_rewards_of_a_notebook(tmp_path):
     """B25, B89: async twice in a row beside the running loop; a hanging function is killed; the stop button works."""
     from jupyter_client.manager import start_new_kernel
 
-    manager, client = start_new_kernel(kernel_name="python3")
+    manager, client = start_new_kernel(kernel_name="python3", startup_timeout=LONG)
     shown = []
 
-    def run(code, timeout=120):
+    def run(code, timeout=LONG):
         shown.clear()
         reply = client.execute_interactive(
             code, timeout=timeout, output_hook=lambda message: shown.append(message["content"].get("text", ""))
@@ -47,26 +48,23 @@ def test_rewards_of_a_notebook(tmp_path):
         return "".join(shown)
 
     try:
-        run(SET_UP)
+        run(SET_UP.replace("{BEGUN!r}", repr(str(tmp_path / "begun"))))
         assert "True" in run("print(asyncio.get_running_loop().is_running())")
         for _ in range(2):
             assert "[1.0, 1.0, 1.0]" in run("print(rl.score(rollout, Judge()).reward.tolist())")
-        text = run("print(rl.score(rollout, [hangs, Judge()], timeout={'hangs': 1.0}).parts.T.tolist())")
+        text = run("print(rl.score(rollout, [hangs, Judge()], timeout={'hangs': 4.0}).parts.T.tolist())")
         assert "[[1.0, nan, 1.0], [1.0, 1.0, 1.0]]" in text and "runs in a thread" not in text
 
         client.execute("rl.score(rollout, hangs, timeout=3600.0)")
-        time.sleep(3)
+        until((tmp_path / "begun").exists, "the call")
         manager.interrupt_kernel()
-        reply = client.get_shell_msg(timeout=60)
+        reply = client.get_shell_msg(timeout=LONG)
         assert reply["content"]["ename"] == "KeyboardInterrupt"
-        assert "[1.0, nan, 1.0]" in run("print(rl.score(rollout, hangs, timeout=1.0).reward.tolist())")
+        assert "[1.0, nan, 1.0]" in run("print(rl.score(rollout, hangs, timeout=4.0).reward.tolist())")
         pids = [int(word) for word in run("print(*worker_pids())").split() if word.isdigit()]
         assert pids
     finally:
         client.stop_channels()
         manager.shutdown_kernel(now=True)
     if sys.platform == "linux":
-        deadline = time.monotonic() + 30
-        while any(psutil.pid_exists(pid) for pid in pids) and time.monotonic() < deadline:
-            time.sleep(0.1)
-        assert not any(psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie" for pid in pids)
+        until(lambda: not any(map(lives, pids)), "the end of the workers")

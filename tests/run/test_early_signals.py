@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from waiting import LONG
 
 ROOT = str(Path(__file__).parents[2])
 SCRIPT = """
@@ -16,12 +17,12 @@ from rlkit import script
 from rlkit.run import stopping
 script.start(__file__, notebook="n.ipynb", sha256="0")
 run = rl.Run(sys.argv[1])
+stopping.SECOND_SECONDS = {apart}
 def signalled(name):
     os.kill(os.getpid(), getattr(signal, name))
     time.sleep(0.01)
 {body}
 """
-SECOND = "time.sleep(stopping.SECOND_SECONDS + 0.2)\n"
 LOOP = """
 try:
     for step, _ in run.steps(range(9), 3, progress=False):
@@ -31,11 +32,12 @@ except SystemExit as stop:
 """
 
 
-def output(tmp_path, body):
-    (tmp_path / "s.py").write_text(SCRIPT.replace("{body}", body))
+def output(tmp_path, body, apart=3600.0):
+    """What the script says; `apart`: seconds from which on a second signal is one of its own."""
+    (tmp_path / "s.py").write_text(SCRIPT.replace("{body}", body).replace("{apart}", repr(apart)))
     command = [sys.executable, "s.py", "run"]
     environment = os.environ | {"PYTHONPATH": ROOT}
-    return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+    return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=LONG)
 
 
 @pytest.mark.slow
@@ -52,7 +54,7 @@ def test_an_early_signal_is_taken_by_the_loop(tmp_path, name):
 @pytest.mark.slow
 def test_a_script_can_still_be_ended(tmp_path):
     """A second signal that comes later ends it at once; after the loop the first one does; Ctrl-C always."""
-    done = output(tmp_path, "signalled('SIGTERM')\n" + SECOND + "signalled('SIGTERM')\nprint('survived')")
+    done = output(tmp_path, "signalled('SIGTERM')\nsignalled('SIGTERM')\nprint('survived')", apart=0.0)
     assert done.returncode == -signal.SIGTERM and "survived" not in done.stdout
     done = output(tmp_path, LOOP + "signalled('SIGTERM')\nprint('survived')")
     assert done.returncode == -signal.SIGTERM and "survived" not in done.stdout and "step 2" in done.stdout

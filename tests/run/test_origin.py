@@ -8,11 +8,19 @@ from pathlib import Path
 
 import nbformat
 import pytest
+from waiting import LONG
 
 import rlkit as rl
 from rlkit.run import origin
 
 ROOT = Path(__file__).parents[2]
+PATIENT = f"import rlkit.run.origin\nrlkit.run.origin.PATIENCE = {LONG}"
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch):
+    """git may take long on a busy machine; a run would say nothing of it then."""
+    monkeypatch.setattr(origin, "PATIENCE", LONG)
 
 
 @pytest.fixture
@@ -21,7 +29,7 @@ def repository(tmp_path):
     folder = tmp_path / "code"
     folder.mkdir()
     git(folder, "init", "-q")
-    (folder / "loop.py").write_text("import rlkit as rl\nprint(rl.Run('out').path)\n")
+    (folder / "loop.py").write_text(f"import rlkit as rl\n{PATIENT}\nprint(rl.Run('out').path)\n")
     git(folder, "add", ".")
     git(folder, "-c", "user.name=a", "-c", "user.email=a@b", "commit", "-q", "-m", "first")
     return folder, git(folder, "rev-parse", "HEAD").strip()
@@ -82,14 +90,16 @@ def test_a_notebook_with_its_parameters(repository, monkeypatch):
     cells = [
         nbformat.v4.new_code_cell("lr, steps = 0.1, 5\nname: str = 'a'", metadata={"tags": ["parameters"]}),
         nbformat.v4.new_code_cell("lr = 0.2"),
-        nbformat.v4.new_code_cell("import rlkit as rl\nother = 1\nrl.Run('out', config={'extra': 2}).path"),
+        nbformat.v4.new_code_cell(f"import rlkit as rl\n{PATIENT}\nother = 1\nrl.Run('out', config={'extra': 2}).path"),
     ]
     book = nbformat.v4.new_notebook(cells=cells)
     path = folder / "my notebook.ipynb"
     nbformat.write(book, path)
     monkeypatch.setenv("JPY_SESSION_NAME", str(path))
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    nbclient.NotebookClient(book, resources={"metadata": {"path": str(folder)}}, timeout=300).execute()
+    nbclient.NotebookClient(
+        book, resources={"metadata": {"path": str(folder)}}, timeout=LONG, startup_timeout=LONG
+    ).execute()
     config = rl.Run.open(folder / "out").config
     assert config["notebook"] == str(path) and "script" not in config
     assert config["parameters"] == {"lr": 0.2, "steps": 5, "name": "a", "extra": 2}

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from builders import make_rollout, make_scores
+from waiting import LONG
 
 import rlkit as rl
 from rlkit.run import sinks
@@ -19,7 +20,7 @@ from rlkit.run.sinks import TABLE_ROWS, Sink, completions_frame
 
 ROOT = Path(__file__).parents[2]
 LOOP = """
-import os, socket, sys, json
+import os, socket, sys, json, time
 asked, connect = [], socket.socket.connect
 def remember(self, address):
     asked.append(repr(address))
@@ -33,6 +34,7 @@ for stop in (2, 3):  # the loop goes on: the same run of the tracker does too
     for step, _ in run.steps(range(10), stop, progress=False):
         rollout = make_rollout(completions=["<b>", "$x$", "\\x00", "d"])
         run.log(step, rollout, make_scores([1, 0, 1, None]), torch.ones(4), gap=float("nan"), mine=step / 2)
+    time.sleep(1.1)  # wandb names its folders by the second
 print("ASKED", json.dumps(asked))
 """
 
@@ -44,6 +46,7 @@ def tracked(tmp_path_factory):
     variables = {
         "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")]),
         "WANDB_MODE": "offline",
+        "WANDB__SERVICE_WAIT": str(LONG),  # for its helper process to start
         "TRACKIO_DIR": str(folder / "trackio"),
         "HOME": str(folder),
     }
@@ -53,7 +56,7 @@ def tracked(tmp_path_factory):
         env=os.environ | variables,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=2 * LONG,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     return folder, done

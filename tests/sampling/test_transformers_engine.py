@@ -220,6 +220,7 @@ def test_one_prefill_per_prompt_and_finished_rows_leave(several_ends, monkeypatc
 
 
 def test_the_default_threshold_leaves_few_finished_rows(several_ends):
+    draw_some(several_ends, ["1"])  # the probe of the cache is over
     with forward_shapes(several_ends) as shapes:
         rollout = draw_some(several_ends, num_generations=8, max_completion_length=20)
     for step, (rows, _) in enumerate(shapes[1:], start=1):

@@ -15,7 +15,7 @@ from parts import ROWS, liked, make_policy, whole_parameters, write
 import rlkit as rl
 from rlkit import collectives, script
 
-MANY = 600  # an end, if nobody stops it
+MANY = 6000  # an end, if nobody stops it
 
 
 def train(path: Path, max_steps: int) -> dict:

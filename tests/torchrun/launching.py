@@ -19,7 +19,7 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 RANKS = 2
 # Far above any launch here, and far below the half hour of a collective's timeout.
-HANG_SECONDS = int(os.environ.get("RLKIT_HANG_SECONDS", "300"))
+HANG_SECONDS = int(os.environ.get("RLKIT_HANG_SECONDS", "1200"))
 
 
 @dataclass(frozen=True)

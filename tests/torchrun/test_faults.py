@@ -63,7 +63,7 @@ def test_a_reward_that_raises_on_one_rank_ends_both(launcher, normal, strategy, 
         assert text in told, found.stderr[-4000:]
     assert found.stderr.count("Error: the judge of rank 1 is broken") >= 2  # rank 1's own, and rank 0's copy
     assert not (found.folder / "run" / "STOPPED").exists()
-    assert found.seconds < 3 * normal.seconds + 10
+    assert "it hangs" not in found.stderr and found.seconds < 10 * normal.seconds + 60
 
 
 @pytest.fixture

@@ -24,12 +24,13 @@ import urllib.request
 from pathlib import Path
 
 import nbformat
+from waiting import LONG
 
 CHROMIUM = "/usr/bin/chromium"
 ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"]
 ARGUMENTS += ["--disable-background-networking", "--disable-component-update", "--disable-sync"]
 ROOT = Path(__file__).parents[2]
-PATIENCE = 90  # seconds, for a machine with other work
+PATIENCE = LONG  # seconds, for a machine with other work
 QUIET = ("Failed to load resource: the server responded with a status of 404",)  # optional files of JupyterLab itself
 
 
@@ -88,12 +89,14 @@ class Server:
 
     def answers(self) -> bool:
         with contextlib.suppress(OSError):
-            return urllib.request.urlopen(f"http://127.0.0.1:{self.port}/api?token={self.token}").status == 200
+            return (
+                urllib.request.urlopen(f"http://127.0.0.1:{self.port}/api?token={self.token}", timeout=10).status == 200
+            )
         return False
 
     def call(self, method: str, path: str) -> bytes:
         request = urllib.request.Request(f"http://127.0.0.1:{self.port}/api/{path}?token={self.token}", method=method)
-        return urllib.request.urlopen(request).read()
+        return urllib.request.urlopen(request, timeout=PATIENCE).read()
 
     def kill_kernels(self) -> None:
         """End all kernels and sessions, as a closed laptop would."""
@@ -103,11 +106,16 @@ class Server:
     def close(self) -> None:
         self.process.terminate()
         try:
-            self.process.wait(20)
+            self.process.wait(60)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
         self.log.close()
+
+
+def start_chromium(playwright):
+    """A browser without a window."""
+    return playwright.chromium.launch(executable_path=CHROMIUM, headless=True, args=ARGUMENTS, timeout=PATIENCE * 1000)
 
 
 class Lab:
@@ -115,7 +123,7 @@ class Lab:
 
     def __init__(self, home: Path, playwright) -> None:
         self.server = Server(home)
-        self.browser = playwright.chromium.launch(executable_path=CHROMIUM, headless=True, args=ARGUMENTS)
+        self.browser = start_chromium(playwright)
         self.pages: list[NotebookPage] = []
 
     def write(self, name: str, cells: list[str]) -> Path:
@@ -156,6 +164,7 @@ class NotebookPage:
         self.errors: list[str] = []
         self._counts: dict[int, int | None] = {}
         self.context = lab.browser.new_context(viewport={"width": 1280, "height": 1500})
+        self.context.set_default_timeout(PATIENCE * 1000)
         self.page = self.context.new_page()
         watch(self.page, lab.server.port, self.strangers, self.errors)
         self.page.goto(f"http://127.0.0.1:{lab.server.port}/lab/tree/{name}?token={lab.server.token}&reset")

@@ -42,7 +42,7 @@ def test_twenty_dashboards_leave_no_widget_and_no_thread(tmp_path):
         dash._start()
         dash.close()
     assert set(_instances) == before
-    wait_until(lambda: not view_threads(), "the threads end", 30)
+    wait_until(lambda: not view_threads(), "the threads end")
 
 
 def test_a_second_dashboard_replaces_the_first(tmp_path):
@@ -253,7 +253,9 @@ def headless(tmp_path, monkeypatch):
 def test_nbclient_leaves_a_picture_in_a_small_file(headless):
     """B66, with nbclient's own settings, which store the state of every widget."""
     notebook = notebook_of(CELLS)
-    nbclient.NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(headless)}}).execute()
+    nbclient.NotebookClient(
+        notebook, timeout=1200, startup_timeout=300, resources={"metadata": {"path": str(headless)}}
+    ).execute()
     check_picture(notebook)
 
 
@@ -263,7 +265,11 @@ def test_papermill_leaves_a_picture_in_a_small_file(headless):
 
     nbformat.write(notebook_of(CELLS), headless / "in.ipynb")
     papermill.execute_notebook(
-        str(headless / "in.ipynb"), str(headless / "out.ipynb"), cwd=str(headless), progress_bar=False
+        str(headless / "in.ipynb"),
+        str(headless / "out.ipynb"),
+        cwd=str(headless),
+        progress_bar=False,
+        start_timeout=300,
     )
     check_picture(nbformat.read(headless / "out.ipynb", as_version=4))
 

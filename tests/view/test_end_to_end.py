@@ -11,7 +11,7 @@ import sys
 
 import nbformat
 import pytest
-from lab import environment, wait_until, watch
+from lab import PATIENCE, environment, wait_until, watch
 
 from rlkit.run.reader import RunReader
 
@@ -266,7 +266,7 @@ def test_a_run_of_another_process_is_watched_and_steered_in_the_dark(lab):
         assert min(int(part) for part in re.findall(r"\d+", ink)[:3]) > 150, ink  # legible on a dark page
         page.shot("dark", 1)
         panel.press("stop")
-        said, _ = worker.communicate(timeout=90)
+        said, _ = worker.communicate(timeout=PATIENCE)
         assert re.search(r"stopped \d+ True", said)
         wait_until(lambda: panel.state().startswith("■ stopped"), "the view says that it has stopped")
         wait_until(lambda: page.points(1) == len(steps_of(lab, name)), "the last step is drawn")

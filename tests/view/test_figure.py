@@ -5,6 +5,7 @@ import threading
 import comm
 import pytest
 from folders import write_run
+from waiting import LONG
 
 from rlkit.run.reader import RunReader
 from rlkit.view.charts import Charts
@@ -102,7 +103,7 @@ def test_an_update_during_a_message_of_the_browser_is_not_lost(tmp_path, channel
 
     monkeypatch.setattr(LiveFigure, "set_trait", set_trait)
     figure.set_state({"_js2py_pointsCallback": None})
-    drawing.join(30)
+    drawing.join(LONG)
     channel = next(one for one in channels if one is figure.comm)
     updates = [data["state"].get("_py2js_update") for data in channel.sent if "state" in (data or {})]
     assert any(updates), "the new points were never sent"

@@ -5,7 +5,7 @@ import shutil
 import nbformat
 import pytest
 from folders import write_run
-from lab import wait_until
+from lab import PATIENCE, wait_until
 
 pytestmark = pytest.mark.browser
 
@@ -19,15 +19,15 @@ def test_a_reload_is_live_again_a_copy_shows_the_picture_and_close_leaves_it(lab
     wait_until(lambda: page.points(1) == 30, "the run is drawn")
     page.save()
     page.page.reload()  # a closed tab
-    page.page.wait_for_selector(".jp-OutputArea .js-plotly-plot", timeout=90_000)
+    page.page.wait_for_selector(".jp-OutputArea .js-plotly-plot", timeout=PATIENCE * 1000)
     write_run(lab.server.notebooks / "runs" / "other", 5, first=30)
     wait_until(lambda: page.points(1) == 35, "the run goes on in the page that was loaded again")
     assert not page.output(1).locator(".rlkit-static").is_visible()
     page.run(2)
     picture = page.output(1).locator(".rlkit-static")
-    picture.wait_for(state="visible", timeout=90_000)
+    picture.wait_for(state="visible", timeout=PATIENCE * 1000)
     assert "step 30 of 30" in picture.inner_text()  # a page that was loaded again no longer takes a new picture
-    assert not page.output(1).locator(".js-plotly-plot").count()
+    wait_until(lambda: not page.output(1).locator(".js-plotly-plot").count(), "the figure is gone")
     assert not page.strangers and not page.errors
     page.save()
 
@@ -40,6 +40,6 @@ def test_a_reload_is_live_again_a_copy_shows_the_picture_and_close_leaves_it(lab
     shutil.rmtree(lab.server.notebooks / "runs" / "other")
     strange = lab.open("copy.ipynb")
     image = strange.output(1).locator("img").first
-    image.wait_for(state="visible", timeout=90_000)
+    image.wait_for(state="visible", timeout=PATIENCE * 1000)
     assert image.evaluate("img => img.naturalWidth") > 100 and strange.output(1).locator("img").count() >= 8
     assert "Error" not in strange.output(1).inner_text() and not strange.strangers

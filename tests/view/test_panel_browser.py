@@ -8,8 +8,9 @@ import re
 import time
 
 import pytest
-from lab import ARGUMENTS, CHROMIUM
+from lab import start_chromium
 from run_folders import HOSTILE, add_step, hostile_rows, rows, write_rollout, write_run, write_state
+from waiting import LONG
 
 from rlkit.run.reader import RunReader
 from rlkit.view import completions, data
@@ -18,7 +19,7 @@ from rlkit.view.script import script, style
 pytestmark = pytest.mark.browser
 
 SITE = "http://panel.test/"
-PATIENCE = 20_000  # ms, until something that must come is given up
+PATIENCE = 1000 * LONG  # ms, until something that must come is given up
 HTML = """<!doctype html><html lang="en"><meta charset="utf-8"><title>panel</title><link rel="icon" href="data:,">
 <link rel="stylesheet" href="/panel.css"><body style="margin:12px"><div id="app"></div><script type="module">
 import * as panel from "/panel.js";
@@ -41,7 +42,7 @@ window.ready = true;
 
 @pytest.fixture(scope="module")
 def chromium(playwright_):
-    browser = playwright_.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+    browser = start_chromium(playwright_)
     yield browser
     browser.close()
 
@@ -320,6 +321,7 @@ def test_the_group_writes_its_sums_in_numbers(bench, tmp_path):
     it = bench(RunReader(folder)).start()
     it.page.click("[data-key=row-1]")
     it.page.click("[data-key=detail-group]")
+    it.page.wait_for_selector(".rl-group tr[aria-selected=true][data-row='1']")
     lines = [" ".join(line.split()) for line in it.page.locator(".rl-group tbody tr").all_inner_texts()]
     assert "(0.000 + 0.500) / 2 = 0.250 1.000 − 0.250 = 0.750 ✓ 0.750" in lines[0]
     assert "(1.000 + 0.500) / 2 = 0.750 0.000 − 0.750 = −0.750 ✓ −0.750" in lines[1]

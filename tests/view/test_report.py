@@ -5,7 +5,7 @@ import re
 
 import pytest
 from folders import HOSTILE, write_rollout, write_run
-from lab import ARGUMENTS, CHROMIUM, watch
+from lab import PATIENCE, start_chromium, watch
 
 from rlkit.cli import main
 from rlkit.view.report import write_report
@@ -44,13 +44,13 @@ def test_a_report_of_hostile_completions_in_a_browser(tmp_path, playwright_):
     write_rollout(folder, 4, texts=HOSTILE)
     other = write_run(tmp_path / "other", 4, seed=1)
     file = write_report([folder, other], tmp_path / "report.html")
-    browser = playwright_.chromium.launch(executable_path=CHROMIUM, headless=True, args=ARGUMENTS)
+    browser = start_chromium(playwright_)
     page = browser.new_context(offline=True).new_page()
     strangers, errors = [], []
     watch(page, 0, strangers, errors)
     page.goto(f"file://{file}")
-    page.wait_for_selector(".js-plotly-plot .scatterlayer .trace", timeout=60_000)
-    page.get_by_text("<script>document.title", exact=False).first.wait_for(timeout=60_000)
+    page.wait_for_selector(".js-plotly-plot .scatterlayer .trace", timeout=PATIENCE * 1000)
+    page.get_by_text("<script>document.title", exact=False).first.wait_for(timeout=PATIENCE * 1000)
     assert page.title() == "r, other"
     assert page.locator(".js-plotly-plot .cartesianlayer .subplot").count() >= 10
     text = page.locator("#panel").inner_text()

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 from folders import write_run
-from lab import ARGUMENTS, CHROMIUM, PATIENCE, ROOT, environment, wait_until, watch
+from lab import PATIENCE, ROOT, environment, start_chromium, wait_until, watch
 
 from rlkit.cli import main
 from rlkit.view import serve as module
@@ -62,7 +62,7 @@ def test_a_tab_shows_charts_and_completions_of_a_run_that_goes_on(tmp_path, play
         listening = [c.laddr.ip for one in family for c in one.net_connections() if c.status == "LISTEN"]
         assert set(listening) == {"127.0.0.1"}
 
-        browser = playwright_.chromium.launch(executable_path=CHROMIUM, headless=True, args=ARGUMENTS)
+        browser = start_chromium(playwright_)
         answer = browser.new_context().request.get(address.split("?")[0])
         assert "/login" in answer.url  # without the token
 
@@ -83,7 +83,7 @@ def test_a_tab_shows_charts_and_completions_of_a_run_that_goes_on(tmp_path, play
         assert len(family) >= 2  # the server and its kernel
     finally:
         viewer.send_signal(signal.SIGTERM)
-        status = viewer.wait(60)
+        status = viewer.wait(PATIENCE)
     assert status == 0
-    _, alive = psutil.wait_procs(family, timeout=30)
+    _, alive = psutil.wait_procs(family, timeout=PATIENCE)
     assert not alive
