@@ -122,8 +122,8 @@ class PromptTokenizer:
         if self._adds_bos and bos != self.tokenizer.eos_token and bos in text:
             raise ValueError(
                 f"the text spells out the beginning-of-sequence token {bos!r} at character {text.index(bos)}, where "
-                "the model would see a second beginning. Take it out. A prompt that is written in the model's own format "
-                "is one text, and begins with it."
+                "the model would see a second beginning. Take it out. A prompt in the model's own format is one text "
+                "that begins with it."
             )
 
     def _render_messages(self, messages: list[dict[str, Any]], kwargs: Mapping[str, Any]) -> Rendered:
