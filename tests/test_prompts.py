@@ -236,6 +236,32 @@ def test_there_is_exactly_one_bos_if_the_tokenizer_uses_one_and_the_prompt_stays
     assert ids[int(uses_bos) :] == ids_of(body)
 
 
+TWICE = "{{ bos_token }}{{ bos_token }}{% for m in messages %}{{ m['content'] }}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "template"),
+    [("<bos><bos>1+1=", CHAT_TEMPLATE), ("<bos>1+1=", CHAT_TEMPLATE), (user("1+1="), TWICE)],
+    ids=["text with two", "text with one", "template with two"],
+)
+def test_several_beginnings_in_front_become_one(prompt, template):
+    """B53: however they came there."""
+    tokenizer = character_tokenizer(adds_bos=True, chat_template=template)
+    assert tokenize_prompt(tokenizer, prompt) == [BOS, *ids_of("1+1=")]
+
+
+@pytest.mark.parametrize("prompt", ["1+<bos>1=", " <bos>1+1=", user("<bos>1+1="), user("1+1=<bos>")])
+def test_a_beginning_that_is_spelled_out_further_on_is_refused_by_name(prompt):
+    """B53: `<s>` in a web page would be a second beginning."""
+    policy = tiny_policy(tokenizer=character_tokenizer(adds_bos=True, chat_template=CHAT_TEMPLATE))
+    rows = [{"prompt": "1="}, {"prompt": prompt}]
+    with pytest.raises(ValueError, match="row 1: the text spells out the beginning-of-sequence token '<bos>' at char"):
+        rl.PromptLoader(rows, policy, batch_size=1)
+    # Where the tokenizer uses none, or in the model's own format, it is a token like others.
+    assert BOS in tokenize_prompt(character_tokenizer(chat_template=CHAT_TEMPLATE), prompt)
+    assert tokenize_prompt(policy.tokenizer, "<bos>1=2<bos>3=") == [BOS, *ids_of("1=2"), BOS, *ids_of("3=")]
+
+
 def test_an_end_token_that_the_prompt_itself_has_stays():
     tokenizer = character_tokenizer(adds_eos=True)
     assert tokenize_prompt(tokenizer, "1<eos>")[:2] == [*ids_of("1"), EOS]

@@ -2,7 +2,9 @@
 
 A conversation goes through the tokenizer's chat template and becomes text; a text gets the tokenizer's own special
 tokens unless it begins with them already. So each prompt has exactly one beginning-of-sequence token if its tokenizer
-uses one (known_faults B53), and no end token at its end.
+uses one (known_faults B53), and no end token at its end. Several in front become one. One that is spelled out in a
+message or further on in a text would be a second beginning, and is refused; but a text that begins with it is written
+in the model's own format, which may repeat it (Llama 2).
 
 Left out: tools. rlkit does not run them, so a prompt must not offer them: a `tools` column stays a column for reward
 functions, and one warning says so. Images are refused in words.
@@ -55,6 +57,8 @@ class PromptTokenizer:
         self.tokenizer = tokenizer
         self.kwargs = _checked_kwargs(chat_template_kwargs or {})
         self._told_of_tools = False
+        bos = tokenizer.bos_token_id
+        self._adds_bos = bos is not None and list(tokenizer("a", verbose=False)["input_ids"][:1]) == [bos]
 
     def render_row(self, row: Mapping[str, Any], where: str) -> Rendered:
         """The text of a row's prompt; an error names the row.
@@ -93,6 +97,8 @@ class PromptTokenizer:
             _check_unicode(prompt)
             bos = self.tokenizer.bos_token
             templated = bool(bos) and prompt.startswith(bos)
+            if not templated:
+                self._check_spelled(prompt)
             return Rendered(prompt, special=not templated)
         messages = prompt if isinstance(prompt, Sequence) else []
         if not messages or not all(isinstance(message, Mapping) and "role" in message for message in messages):
@@ -106,7 +112,19 @@ class PromptTokenizer:
                 "prompts, a chat model's tokenizer, or set tokenizer.chat_template."
             )
         plain = [_plain_message(message, number) for number, message in enumerate(messages)]
+        for message in plain:
+            self._check_spelled(message["content"])
         return self._render_messages(plain, self.kwargs | _checked_kwargs(own_kwargs or {}))
+
+    def _check_spelled(self, text: str) -> None:
+        """Refuse a text that spells out the beginning-of-sequence token which the tokenizer puts in front of it."""
+        bos = self.tokenizer.bos_token
+        if self._adds_bos and bos != self.tokenizer.eos_token and bos in text:
+            raise ValueError(
+                f"the text spells out the beginning-of-sequence token {bos!r} at character {text.index(bos)}, where "
+                "the model would see a second beginning. Take it out. A prompt in the model's own format is one text "
+                "that begins with it."
+            )
 
     def _render_messages(self, messages: list[dict[str, Any]], kwargs: Mapping[str, Any]) -> Rendered:
         if len(messages) > 1 and messages[-1]["role"] == "assistant" and not messages[-1]["content"]:
@@ -162,8 +180,12 @@ class PromptTokenizer:
         return ids
 
     def _open(self, ids: list[int], text: str) -> list[int]:
-        """Without the end token with which a tokenizer may close every text: a prompt must stay open."""
-        end = self.tokenizer.eos_token_id
+        """With one beginning of those that stand in front, and without the end token with which a tokenizer may close
+        every text: a prompt must stay open.
+        """
+        bos, end = self.tokenizer.bos_token_id, self.tokenizer.eos_token_id
+        while bos is not None and ids[:2] == [bos, bos]:
+            ids = ids[1:]
         closed = len(ids) > 1 and ids[-1] == end and not text.endswith(self.tokenizer.eos_token or "\0")
         return ids[:-1] if closed else ids
 

@@ -16,11 +16,11 @@ from typing import Any
 from rlkit.rewards.arguments import RewardLog
 from rlkit.rewards.callers import Here, InThread, InWorker, awaited, tell_once
 from rlkit.rewards.job import Failed, Job, Outcome
-from rlkit.rewards.loop import PATIENCE_SECONDS
 from rlkit.rewards.worker import CannotSend, TimedOut
 
 RETRY_BUDGET = 2.0  # of the timeout, for all rows together
 RETRY_SHARE = 0.25  # of the timeout, for one row
+SLICES = 8  # of an async function's timeout; see `_within`
 
 Caller = Here | InThread | InWorker
 
@@ -142,27 +142,24 @@ async def _await(job: Job, rows: Sequence[int]) -> tuple[Any, RewardLog]:
 
 
 async def _within(work: Coroutine[Any, Any, Any], seconds: float | None) -> Any:
-    """The result within the time. asyncio.wait_for would wait for a task that does not let itself be cancelled."""
+    """The result within the time; asyncio.wait_for would wait for a task that does not let itself be cancelled.
+
+    The clock stands while another function blocks the loop: of a slice that took long, at most twice its length counts.
+    A function that itself blocks in pieces is stopped after four of them; `async_calls` sees those that are too long.
+    """
     if seconds is None:
         return await work
     task = asyncio.ensure_future(work)
+    left = seconds
     try:
-        done, _ = await asyncio.wait({task}, timeout=seconds)
+        while left > 0 and not task.done():
+            begun, share = time.monotonic(), min(left, seconds / SLICES)
+            await asyncio.wait({task}, timeout=share)
+            left -= min(time.monotonic() - begun, 2 * seconds / SLICES)
     finally:
         if not task.done():
             task.cancel()
             task.add_done_callback(lambda late: late.cancelled() or late.exception())  # nobody else will look
-    if not done:
+    if not task.done():
         raise TimedOut
     return task.result()
-
-
-async def run_all_async(jobs: Sequence[Job]) -> list[Outcome]:
-    """Several async functions together; the first error cancels the others."""
-    tasks = [asyncio.ensure_future(run_async(job)) for job in jobs]
-    try:
-        return list(await asyncio.gather(*tasks))
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.wait(tasks, timeout=PATIENCE_SECONDS)  # what they tidy up is done when the error is seen

@@ -13,14 +13,21 @@ import contextlib
 import logging
 import os
 import threading
+import time
+import weakref
 from collections.abc import Coroutine
 from concurrent.futures import Future
+from contextvars import ContextVar
 from typing import Any, TypeVar
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 PATIENCE_SECONDS = 2.0  # for cancelled tasks to end; a loop that does not answer by then is left behind
+LOOK_SECONDS = 0.2  # two looks at a loop that are further apart count as so many
+
+# Whose task it is; the tasks that it starts inherit it.
+OWNER: ContextVar[Any] = ContextVar("OWNER", default=None)
 
 
 class BackgroundLoop:
@@ -36,6 +43,11 @@ class BackgroundLoop:
 
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
+        self.loop.set_task_factory(self._task)
+        self._owners: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+        self._turned = threading.Event()  # set by the loop
+        self._turned.set()
+        self._looked = self._held = 0.0
         self.thread = threading.Thread(target=self._run, name="rlkit-rewards", daemon=True)
         self.thread.start()
 
@@ -47,6 +59,28 @@ class BackgroundLoop:
                 return  # it was stopped
             except (SystemExit, KeyboardInterrupt) as error:  # of a task that a function started: the loop goes on
                 logger.warning("score: %s in a task of an async reward function.", type(error).__name__)
+
+    def _task(self, loop: asyncio.AbstractEventLoop, work: Any, **settings: Any) -> Any:
+        """The task factory of asyncio, whose settings differ between versions of Python."""
+        task: Any = asyncio.Task(work, loop=loop, **settings)
+        self._owners[task] = OWNER.get()
+        return task
+
+    def held(self) -> tuple[Any, float]:
+        """Whose task has kept the loop from turning (None: unknown), and for how many seconds; 0.0 if it turns.
+
+        Counted from look to look: a caller that was itself stopped (a plain function held Python's lock) blames nobody.
+        """
+        now = time.monotonic()
+        if self._turned.is_set():
+            self._turned.clear()
+            self._held, self._looked = 0.0, now
+            with contextlib.suppress(RuntimeError):  # closed at this moment
+                self.loop.call_soon_threadsafe(self._turned.set)
+            return None, 0.0
+        self._held, self._looked = self._held + min(now - self._looked, LOOK_SECONDS), now
+        task = asyncio.current_task(self.loop)
+        return None if task is None else self._owners.get(task), self._held
 
     def submit(self, work: Coroutine[Any, Any, T]) -> "Future[T]":
         """Start a coroutine on the loop.
@@ -129,6 +163,14 @@ def shared_loop() -> BackgroundLoop:
         if _current is None:
             _current = BackgroundLoop()
         return _current
+
+
+def leave(loop: BackgroundLoop) -> None:
+    """Let the next call have another shared loop: this one is blocked."""
+    global _current
+    with _lock:
+        if _current is loop:
+            _current = None
 
 
 def _close() -> None:

@@ -5,18 +5,13 @@ lower-case names are the ones with default settings. None means that the row has
 """
 
 import math
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from rlkit.record import Prompt
 from rlkit.rewards.answers import answer_part, completion_text, gold_column, last_boxed
-
-_NUMBER = re.compile(
-    r"(?<![\w.])[-+−]?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)?(?:(?<=\d)\.\d*|(?<!\d)\.\d+)?(?<=[\d.])(?:[eE][-+]?\d{1,3})?",
-    re.ASCII,
-)
+from rlkit.rewards.numerals import last_number, only_number
 
 
 @dataclass(frozen=True)
@@ -50,18 +45,19 @@ class ExactMatch:
 
 @dataclass(frozen=True)
 class NumericMatch:
-    """1 where the last number of the answer is the right one, else 0; a number in a box is preferred.
+    r"""1 where the last number of the answer is the right one, else 0. If there is a box, the number must be all of it.
 
-    Understands 1,234.50, -3, .5, 1e-3; the right answer may be GSM8K's "... #### 42". None where the right answer holds
-    no number.
+    Understands 1,234.50, -3, 3/4, \frac{3}{4}, 1 1/2, 1e-3, 3 \times 10^5; units, currency and per cent signs are of no
+    account. `rlkit.rewards.numerals` has the grammar. The right answer is one number: what stands after GSM8K's "####",
+    else in the last box, else all of it ("x = 7 dollars"). None where that is not one number ("2\pi", "3 or 4").
 
     Attributes:
         column: of the right answer; None takes `answer`, else `solution`.
         tolerance: relative and absolute, >= 0.
 
     Example:
-        >>> NumericMatch()(["so 1,234.0 dollars", "12 or 13", "none"], answer=["#### 1234", "12", "7"])
-        [1.0, 0.0, 0.0]
+        >>> NumericMatch()(["so 1,234.0 dollars", "12 or 13", "1/2", "7"], answer=["#### 1234", "12", "0.5", "2 or 7"])
+        [1.0, 0.0, 1.0, None]
     """
 
     column: str | None = None
@@ -78,12 +74,12 @@ class NumericMatch:
         return [self._one(completion_text(c), right) for c, right in zip(completions, gold, strict=True)]
 
     def _one(self, text: str, right: Any) -> float | None:
-        wanted = None if right is None else last_number(str(right).rpartition("####")[2])
+        wanted = None if right is None else _gold_number(str(right))
         if wanted is None:
             return None
         part = answer_part(text)
         boxed = last_boxed(part)
-        found = last_number(part if boxed is None else boxed)
+        found = last_number(part) if boxed is None else only_number(boxed)
         return float(found is not None and math.isclose(found, wanted, rel_tol=self.tolerance, abs_tol=self.tolerance))
 
 
@@ -119,18 +115,11 @@ class BoxedMatch:
         return rewards
 
 
-def last_number(text: str) -> float | None:
-    """The last number in a text, or None.
-
-    Example:
-        >>> last_number("from 3 to -1,250.5 and back"), last_number("12-34"), last_number("none")
-        (-1250.5, 34.0, None)
-    """
-    found = None
-    for match in _NUMBER.finditer(text):
-        if any(character.isdigit() for character in match.group()):
-            found = match.group()
-    return None if found is None else float(found.replace(",", "").replace("−", "-"))
+def _gold_number(text: str) -> float | None:
+    """The number that a right answer is; None if it is not one."""
+    _, marked, after = text.rpartition("####")
+    boxed = None if marked else last_boxed(text)
+    return only_number(after if boxed is None else boxed)
 
 
 exact_match, numeric_match, boxed_match = ExactMatch(), NumericMatch(), BoxedMatch()

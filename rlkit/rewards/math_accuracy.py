@@ -6,7 +6,7 @@ are None, never 1 (B90), and counted before the run (`check_gold`).
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,10 @@ from rlkit.rewards.math_process import math_process
 
 logger = logging.getLogger(__name__)
 
+QUICK = 32  # the first round's share of the timeout is one of so many parts
+CALL_BUDGET = 3.0  # timeouts that the slow completions of a call take together
+LATE = {"error": "took too long", "late": True}
+
 
 @dataclass(frozen=True)
 class Accuracy:
@@ -26,7 +30,10 @@ class Accuracy:
 
     Attributes:
         column: of the right answer; None takes `answer`, else `solution`.
-        timeout: seconds for one completion, > 0.
+        timeout: seconds for one completion, > 0. The slow ones of a call, however many, have three timeouts together
+            (of processor time): each is first given a thirty-second of the timeout, which is many times what an
+            ordinary one needs; those that need more then share what is left. What is over ends the search: the rest
+            of the call is lost, too.
         on_timeout: what a completion gets that takes longer, or breaks math-verify; None abstains. Use 0.0 where a
             policy might learn to write such things.
 
@@ -52,36 +59,50 @@ class Accuracy:
     ) -> list[float | None]:
         """One reward per completion; what was read is logged as the columns gold_parsed and answer_parsed."""
         golds = gold_column(columns, self.column, "Accuracy")
-        rewards: list[float | None] = []
-        read: list[tuple[str, str]] = []
-        failed: list[str] = []
-        for completion, gold in zip(completions, golds, strict=True):
-            text = answer_part(completion_text(completion))
-            found = self._judge(gold, text)
-            if "error" in found:
-                failed.append(f"{found['error']}: {text[-80:]!r}")
-                rewards.append(self.on_timeout)
-                read.append(("", "[failed]"))
-            else:
-                rewards.append(None if found["correct"] is None else float(found["correct"]))
-                read.append((_shown(found["gold"]), _shown(found["answer"])))
+        texts = [answer_part(completion_text(completion)) for completion in completions]
+        found = self._judge_all(list(zip(golds, texts, strict=True)))
+        failed = [place for place, one in enumerate(found) if "error" in one]
         if failed:
             logger.warning(
-                "accuracy: math-verify failed on %d of %d completions, which get %s. The first: %s",
+                "accuracy: math-verify failed on %d of %d completions, which get %s. The first: %s: %r",
                 len(failed),
-                len(rewards),
+                len(found),
                 self.on_timeout,
-                failed[0],
+                found[failed[0]]["error"],
+                texts[failed[0]][-80:],
             )
         if log_extra is not None:
-            log_extra("gold_parsed", [gold for gold, _ in read])
-            log_extra("answer_parsed", [answer for _, answer in read])
-        return rewards
+            log_extra("gold_parsed", ["" if "error" in one else _shown(one["gold"]) for one in found])
+            log_extra("answer_parsed", ["[failed]" if "error" in one else _shown(one["answer"]) for one in found])
+        return [self._reward(one) for one in found]
 
-    def _judge(self, gold: Any, text: str) -> dict[str, Any]:
+    def _reward(self, found: Mapping[str, Any]) -> float | None:
+        if "error" in found:
+            return self.on_timeout
+        return None if found["correct"] is None else float(found["correct"])
+
+    def _judge_all(self, pairs: Sequence[tuple[Any, str]]) -> list[dict[str, Any]]:
+        """What math-verify says of each (gold, text); a quick round for all, a second one for the slow."""
+        found: list[dict[str, Any]] = [LATE] * len(pairs)
+        left = CALL_BUDGET * self.timeout
+        slow = list(range(len(pairs)))
+        for second in (False, True):
+            share = min(self.timeout, left / max(1, len(slow))) if second else self.timeout / QUICK
+            places, slow = slow, []
+            for place in places:
+                if left <= 0:
+                    break
+                found[place] = self._judge(*pairs[place], share)
+                if found[place].get("late"):
+                    left -= share
+                    slow.append(place)
+        return found
+
+    def _judge(self, gold: Any, text: str, share: float) -> dict[str, Any]:
         if gold is None:
             return {"gold": None, "answer": None, "correct": None}
-        return math_process.ask(_clean(gold), _clean(text), self.timeout) or {"error": "took too long"}
+        answer = math_process.ask(_clean(gold), _clean(text), self.timeout, processor_seconds=share)
+        return LATE if answer.get("late") else answer
 
 
 def _shown(readings: list[str] | None) -> str:
@@ -114,7 +135,7 @@ def check_gold(dataset: Any, *, column: str | None = None, timeout: float = 5.0)
     for place in range(len(rows)):
         gold = rows[place].get(column)
         found = None if gold is None else math_process.ask(_clean(gold), None, timeout)
-        if not found or not found.get("gold"):
+        if found is None or not found.get("gold"):
             bad.append(place)
     if bad:
         logger.warning(

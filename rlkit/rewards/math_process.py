@@ -1,7 +1,8 @@
 """Asks the process in which math-verify runs, within a bound of seconds. One process, started when first needed.
 
-Any thread may ask; questions go one at a time. A process that did not answer is killed and the next question starts
-another one. At the end of the program nothing is left.
+Any thread may ask; questions go one at a time. What takes too long is ended by the kernel, at the worker's own timer; a
+worker that does not even say so is killed, and the next question starts another one. At the end of the program nothing
+is left.
 """
 
 import atexit
@@ -20,6 +21,7 @@ from typing import Any
 
 WORKER = Path(__file__).with_name("math_worker.py")
 START_SECONDS = 120.0  # to import sympy on a busy machine
+GRACE_SECONDS = 10.0  # for the kernel's end of a question to be told; a worker that is silent longer is killed
 
 
 class MathProcess:
@@ -31,33 +33,36 @@ class MathProcess:
         self._owner = -1  # the process that started it: after a fork it is not ours
         self._unread = b""
 
-    def ask(self, gold: str, answer: str | None, seconds: float) -> dict[str, Any] | None:
-        """What math-verify says of an answer; None if it took longer than so many seconds.
+    def ask(
+        self, gold: str, answer: str | None, seconds: float, *, processor_seconds: float | None = None
+    ) -> dict[str, Any]:
+        """What math-verify says of an answer: "gold", "answer" and "correct", or an "error", which is "late" or not.
 
         Args:
             gold: the right answer.
             answer: text of the completion; None only parses the gold.
             seconds: wall time.
+            processor_seconds: a further bound, that a busy machine does not make shorter; None is `seconds`.
 
         Raises:
             ImportError: math-verify is not installed.
             RuntimeError: the process cannot be started.
         """
+        bounds = {"seconds": seconds, "processor_seconds": seconds if processor_seconds is None else processor_seconds}
         with self._lock:
             process = self._started()
-            job = {"gold": gold, "answer": answer, "seconds": seconds + 1}  # the kernel's bound, if we are gone
             line = None
             try:
                 assert process.stdin is not None
-                process.stdin.write((json.dumps(job) + "\n").encode())
+                process.stdin.write((json.dumps({"gold": gold, "answer": answer} | bounds) + "\n").encode())
                 process.stdin.flush()
-                line = self._line(seconds)
+                line = self._line(seconds + GRACE_SECONDS)
             except BrokenPipeError:
-                return None
+                pass
             finally:
                 if line is None:  # after an interrupt too: a late answer would be taken for that of the next question
                     self._kill()
-            return None if line is None else json.loads(line)
+            return {"error": "its process ended", "late": True} if line is None else json.loads(line)
 
     def close(self) -> None:
         """End the process, if there is one."""

@@ -1,17 +1,20 @@
 """The process in which math-verify runs: one JSON line in, one out. Started by `math_process`, with nothing of rlkit.
 
 math-verify bounds its time by signal.alarm, which works in a main thread only (known_faults B88), and some expressions
-keep sympy in one C call for ever. Here its timeouts are off, and the kernel ends the process: a timer whose signal
-nobody handles. It does so even if the process that asked is gone.
+keep sympy in one C call for ever. Here its timeouts are off, and the kernel ends the process that judges: timers whose
+signals nobody handles. It does so even if the process that asked is gone.
+
+That process is a child of this one, which has only imported what it needs. To import sympy takes seconds, to fork
+again after an expression that hung takes milliseconds.
 """
 
 import functools
 import json
 import logging
+import os
 import re
 import resource
 import signal
-import sys
 
 from latex2sympy2_extended import NormalizationConfig
 from math_verify import LatexExtractionConfig, parse, verify
@@ -47,23 +50,54 @@ def judge(job):
     return {"gold": [str(one) for one in gold], "answer": [str(one) for one in answer], "correct": bool(correct)}
 
 
-def main():
-    """Answer line by line until there is no more."""
-    logging.disable(logging.WARNING)  # "timeout is disabled", once per expression
+def lines():
+    """The lines that come in. Unbuffered: what a child has read ahead would be lost with it."""
+    unread = b""
+    while piece := os.read(0, 1 << 16):
+        unread += piece
+        while b"\n" in unread:
+            line, _, unread = unread.partition(b"\n")
+            yield line
+
+
+def say(answer):
+    """One line out."""
+    os.write(1, answer.encode() + b"\n")
+
+
+def serve():
+    """Answer line by line until there is no more, or until an answer takes too long."""
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    judge({"gold": "1", "answer": r"\boxed{1}"})  # the first one builds the parser: no completion's time
-    print("ready", flush=True)
-    for line in sys.stdin:
+    for line in lines():
         job = json.loads(line)
         signal.setitimer(signal.ITIMER_REAL, job["seconds"])
+        signal.setitimer(signal.ITIMER_PROF, job["processor_seconds"])
         try:
             answer = judge(job)
         except Exception as error:  # said to whoever asked
             answer = {"error": f"{type(error).__name__}: {error}"[:500]}
         signal.setitimer(signal.ITIMER_REAL, 0)
-        print(json.dumps(answer), flush=True)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        say(json.dumps(answer))
+
+
+def main():
+    """A child that serves, and after its death the next one."""
+    logging.disable(logging.WARNING)  # "timeout is disabled", once per expression
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    for number in (signal.SIGALRM, signal.SIGPROF):
+        signal.signal(number, signal.SIG_DFL)
+    judge({"gold": "1", "answer": r"\boxed{1}"})  # what is imported late, and the parser, before the first child
+    say("ready")
+    while True:
+        child = os.fork()
+        if not child:
+            serve()
+            os._exit(0)
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        if not status:
+            return
+        say(json.dumps({"late": status in (-signal.SIGALRM, -signal.SIGPROF), "error": f"its process ended: {status}"}))
 
 
 if __name__ == "__main__":

@@ -5,10 +5,10 @@ import json
 import logging
 import os
 import pickle
-import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
+import psutil
 import pytest
 from builders import make_rollout
 from waiting import LONG
@@ -137,6 +137,42 @@ def test_no_expression_hangs_a_run(on_timeout, caplog):
         os.kill(pid, 0)
 
 
+@pytest.mark.slow
+def test_a_call_of_many_that_hang_costs_a_few_timeouts_not_one_for_each(caplog):
+    """B89 for a whole step: a policy that has found such an expression writes it everywhere."""
+    hanging = Accuracy(timeout=0.8, on_timeout=0.0)
+    accuracy([r"\boxed{1}"], answer=["1"])  # started
+    hang, gold = HANGS[0], "$9^{9^{9^{9}}}+2$"
+
+    def seconds(count):
+        texts = [r"\boxed{1}", *[hang] * count, r"\boxed{1}"]
+        start = time.perf_counter()
+        assert hanging(texts, answer=["1", *[gold] * count, "1"]) == [1.0, *[0.0] * count, 1.0]
+        return time.perf_counter() - start
+
+    one, many = seconds(1), seconds(40)
+    assert many < 12 * one  # three, where one after the other it was 40
+    assert "math-verify failed on 40 of 42 completions, which get 0.0. The first: took too long" in caplog.text
+
+
+def test_a_slow_one_gets_more_than_the_quick_round(monkeypatch):
+    """By hand: 1 s and 32 parts; the budget is 3 s, and two slow ones have (3 - 2/32) / 2, no more than 1 s, each."""
+    asked = []
+
+    def ask(gold, answer, seconds, *, processor_seconds):
+        asked.append((answer, processor_seconds))
+        enough = {"quick": 0.0, "slow": 0.5, "hangs": 9.0}[answer]
+        return {"gold": ["1"], "answer": ["1"], "correct": True} if processor_seconds > enough else {"late": True}
+
+    monkeypatch.setattr(math_process, "ask", ask)
+    texts = ["slow", "quick", "hangs", "quick"]
+    assert Accuracy(timeout=1.0)(texts, answer=["1"] * 4) == [1.0, 1.0, None, 1.0]
+    assert asked == [*((text, 1 / 32) for text in texts), ("slow", 1.0), ("hangs", 1.0)]
+    asked.clear()
+    assert Accuracy(timeout=1.0)(["hangs"] * 200, answer=["1"] * 200) == [None] * 200
+    assert sum(share for _, share in asked) <= 3.0
+
+
 def test_the_process_is_there_again_after_it_died():
     accuracy([r"\boxed{1}"], answer=["1"])
     os.kill(math_process.pid, 9)
@@ -148,11 +184,14 @@ def test_a_worker_ends_itself_if_nobody_is_left_to_end_it():
     process = MathProcess()
     assert process.ask("1", r"\boxed{1}", LONG)["correct"]
     worker = process._process
+    (child,) = psutil.Process(worker.pid).children()
     for gold in ("1", "$9^{9^{9^{9}}}+2$"):
-        worker.stdin.write((json.dumps({"gold": gold, "answer": HANGS[0], "seconds": 0.2}) + "\n").encode())
+        bounds = {"seconds": 0.2, "processor_seconds": 60.0}
+        worker.stdin.write((json.dumps({"gold": gold, "answer": HANGS[0]} | bounds) + "\n").encode())
     worker.stdin.flush()
     worker.stdin.close()
-    assert worker.wait(timeout=LONG) == -signal.SIGALRM
+    assert worker.wait(timeout=LONG) == 0
+    assert not child.is_running()
     process.close()
 
 

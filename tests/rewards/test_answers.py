@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from rlkit.rewards import BoxedMatch, ExactMatch, NumericMatch, boxed_match, exact_match, numeric_match
 from rlkit.rewards.answers import answer_part, last_boxed
-from rlkit.rewards.matching import last_number
+from rlkit.rewards.numerals import last_number, only_number
 
 
 def message(text):
@@ -57,7 +57,19 @@ def test_the_last_complete_box_is_found(text):
 
 @pytest.mark.parametrize(
     "text",
-    [r"\boxed{" * 30_000, "{" * 200_000, r"\boxed" + " " * 200_000, "<answer>" * 20_000, "1," * 100_000, "-" * 200_000],
+    [
+        r"\boxed{" * 30_000,
+        "{" * 200_000,
+        "9" * 200_000,
+        "9/" * 100_000,
+        r"\frac{9" * 30_000,
+        r"\frac{" + r"\frac{}" * 30_000,
+        "x^{a" * 50_000,
+        r"\boxed" + " " * 200_000,
+        "<answer>" * 20_000,
+        "1," * 100_000,
+        "-" * 200_000,
+    ],
 )
 def test_no_text_is_slow(text):
     """Linear: twenty times the text takes far less than 400 times as long (a ratio; the small one has a floor)."""
@@ -88,17 +100,47 @@ def test_the_answer_comes_after_the_reasoning_in_the_last_whole_block(text, part
     assert answer_part(text) == part
 
 
+# By hand: what a person reads as the last number; None where what comes last is none, or more than one.
 NUMBERS = {
-    "1,234.50": 1234.5, "-3": -3, "−3": -3, "x=-3": -3, "12-34": 34,
-    ".5": 0.5, "5.": 5, "1e-3": 0.001, "1,2": 2, "3 apples.": 3,
-    "none": None, "": None,
-    "-": None, ".": None, "1,234,56": 56, "007": 7, "$42": 42, "50%": 50, "9" * 400: float("inf"),
+    "plain": {"007": 7, "-3": -3, "+5": 5, ".5": 0.5, "5.": 5, "1,2": 2, "1,2,3": 3, "x=-3": -3, "12-34": 34,
+              "5 -3": -3, "5 - 3": 3, "(3-5)-2": 2, "- 5 apples": 5, "none": None, "": None, "-": None, ".": None},
+    "sentences": {"3 apples.": 3, "is 18.The": 18, "...18": 18, "No.5": 5, "(18)": 18, "The answer is 18!": 18,
+                  "18 .": 18, "**18**": 18, "__18__": 18, "`18`": 18, "0.333...": 0.333,
+                  "答案是18元": 18, "1+1=2": 2, "#### 18": 18},
+    "separators": {"1,234.50": 1234.5, "1,234,56": 56, "1,00,000": 100000, r"$1{,}234$": 1234, r"1\,234\,567": 1234567,
+                   "1_000": 1000, "1\u202f000": 1000, "3,000,000.": 3e6},
+    "signs of Unicode": {"\u22123": -3, "\uff0d７": -7, "10\u201320": 20, "１２": 12},
+    "fractions": {"1/2": 0.5, "-3/4": -0.75, "1 / 2": 0.5, "8/10": 0.8, r"\frac{1}{2}": 0.5, r"-\frac{3}{4}": -0.75,
+                  r"\frac{-3}{4}": -0.75, r"\dfrac12": 0.5, "½": 0.5, "1\u20442": 0.5, "5/0": None, "1/2/2024": None,
+                  "5 / 3 / 2": None, r"\frac{2\pi}{3}": None, r"\frac{\sqrt{2}}{2}": None, r"\frac{1}{2}\pi": None},
+    "mixed": {"1 1/2 cups": 1.5, "1½": 1.5, r"2\frac{1}{2}": 2.5, r"2\frac{3}{2}": None},
+    "exponents": {"1e-3": 1e-3, "1.5E3": 1500, r"3 \times 10^{5}": 3e5, "3×10^5": 3e5, "3*10^-2": 0.03, "10^5": 1e5,
+                  "10^999": None, "so 1e-3.": 1e-3, "2e": 2, "1e400": None, "9" * 400: None},
+    "units": {"$42": 42, r"\$18.00": 18, "-$5": -5, "$-5": -5, "€7": 7, "50%": 50, r"50\%": 50, "18 dollars": 18,
+              "5cm": 5, "60 km/h": 60, "$5/day": 5, "25°C": 25, r"18\text{ cm}": 18, "5 million": 5},
+    "more than a number": {r"2^{10}": None, "2^10 = 1024": 1024, "2**10": None, "5\u00b2": None, r"2\pi": None,
+                           r"\sqrt{2}": None, r"3\sqrt{2}": None, "π": None, "x^2 = 4": 4, "2024-01-05": None,
+                           "12:30": None, "1.2.3": None},
+    "parts of words": {"H2O": None, "x_1": None, "x_1 = 5": 5, "v1.2.3": None, "3 * 4": 4, "3x4": 4},
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("text", "number"), NUMBERS.items(), ids=map(repr, NUMBERS))
-def test_numbers(text, number):
-    assert last_number(text) == number
+@pytest.mark.parametrize("kind", NUMBERS)
+def test_numbers(kind):
+    wanted = NUMBERS[kind]
+    found = {text: last_number(text) for text in wanted}
+    assert {text for text in found if found[text] is None} == {text for text in wanted if wanted[text] is None}
+    for text in found:
+        assert found[text] is None or found[text] == pytest.approx(wanted[text], rel=1e-12), text
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    {"x = 7 dollars": 7, "6*7 = 42": 42, r"x \approx 3.5": 3.5, r"\{3\}": 3, r"12\text{ cm}": 12, "1,234": 1234,
+     "3 or 4": None, "(1,2)": None, r"2\pi": None, "10:30": None, r"[1,\infty)": None, "no": None}.items(),
+)  # fmt: skip
+def test_the_only_number(text, number):
+    assert only_number(text) == number
 
 
 @given(st.text(st.sampled_from("0123456789.,-+eE x"), max_size=12))
@@ -121,6 +163,10 @@ def test_numeric_match(form):
     completions = [form(text) for text in ["so 42.", r"12 \boxed{42} 7", "#### 41", "forty-two", "42.0000001"]]
     assert numeric_match(completions, answer=["6*7 = 42 #### 42"] * 5) == [1, 1, 0, 0, 1]
     assert NumericMatch(tolerance=0)(completions, answer=[42] * 5) == [1, 1, 0, 0, 0]
+    golds = ["$42", r"so \boxed{42}", "21 * 2 = 42 dollars", "41 or 42", r"42\pi"]
+    assert numeric_match([form("42")] * 5, answer=golds) == [1, 1, 1, None, None]
+    boxes = [r"\boxed{\frac{1}{2}}", r"\boxed{50\%}", r"\boxed{0.5\pi}", r"\boxed{2 \text{ or } 0.5}", "2 or 1/2"]
+    assert numeric_match([form(text) for text in boxes], answer=["1/2"] * 5) == [1, 0, 0, 0, 1]
     assert numeric_match([form("1")] * 3, answer=[None, "no number", ""]) == [None] * 3
     with pytest.raises(ValueError, match="tolerance must be at least 0 and finite"):
         NumericMatch(tolerance=-1)

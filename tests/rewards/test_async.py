@@ -187,23 +187,98 @@ def test_errors_can_be_tolerated_row_by_row():
     assert scores.metrics == {"rewards/picky/errors": 0.25}
 
 
-def test_a_function_that_blocks_the_loop_is_left_behind(caplog, monkeypatch):
-    """time.sleep in an async function stops every other one; with timeouts the step still ends, and the next works."""
-    from rlkit.rewards import together
-
-    monkeypatch.setattr(together, "BLOCKED_SECONDS", 0.2)
-    monkeypatch.setattr(loops, "PATIENCE_SECONDS", 0.2)
-    release = threading.Event()
+def blocking(release, how_long=60):
+    """An async function that blocks its loop, in a task of its own, until it is released or has had its time."""
 
     async def blocking(completions):
-        release.wait(LONG)
-        return [1.0] * len(completions)
+        async def one(text):
+            release.wait(how_long)
+            return 1.0
 
-    scores = rl.score(ROLLOUT, blocking, timeout=0.2)
+        return list(await asyncio.gather(*(one(text) for text in completions[:1]))) * len(completions)
+
+    return blocking
+
+
+@pytest.fixture
+def release(monkeypatch):
+    monkeypatch.setattr(loops, "PATIENCE_SECONDS", 0.3)
+    event = threading.Event()
+    yield event
+    event.set()
+
+
+def test_a_function_that_blocks_the_loop_is_left_behind(caplog, release):
+    """time.sleep in an async function stops the loop; with a timeout the step still ends, and the next works."""
+    scores = rl.score(ROLLOUT, blocking(release), timeout=0.2)
     assert bool(scores.reward.isnan().all()) and scores.metrics == {"rewards/blocking/timeouts": 1.0}
+    assert "async reward function 'blocking' blocks the event loop" in caplog.text
     assert rl.score(ROLLOUT, ones).reward.tolist() == [1.0] * 4
     assert "does not answer" in caplog.text
+
+
+def test_a_function_that_blocks_the_loop_for_ever_hurts_only_itself(caplog, release):
+    """Its siblings get their rewards: those that were done, and those that are asked again on another loop."""
+    asked = []
+
+    async def judge(completions):
+        asked.append(asyncio.get_running_loop())
+        await asyncio.sleep(0.2)
+        return [2.0] * len(completions)
+
+    reward = blocking(release)
+    scores = in_time(lambda: rl.score(ROLLOUT, [ones, judge, reward], timeout={"blocking": 0.3, "judge": 60.0}))
+    assert scores.parts[:, :2].tolist() == [[1.0, 2.0]] * 4 and bool(scores.parts[:, 2].isnan().all())
+    assert "'blocking' blocks the event loop" in caplog.text and "'judge' again, on another loop" in caplog.text
+    assert len(asked) == 2 and asked[0] is not asked[1]
+    # The next step does not know of it: no second question, the loop is the one that took the place.
+    scores = in_time(lambda: rl.score(ROLLOUT, [ones, judge, reward], timeout={"blocking": 0.3}))
+    assert scores.parts[:, :2].tolist() == [[1.0, 2.0]] * 4 and len(asked) == 3 and asked[2] is asked[1]
+
+
+def test_while_a_function_blocks_the_clocks_of_the_others_stand(release):
+    """It blocks for longer than their timeout: they lose nothing, and are not asked again."""
+    asked = []
+
+    async def judge(completions):
+        asked.append("judge")
+        await asyncio.sleep(0.05)
+        return [2.0] * len(completions)
+
+    scores = in_time(lambda: rl.score(ROLLOUT, [judge, blocking(release, how_long=2.0)], timeout={"judge": 1.0}))
+    assert scores.parts.tolist() == [[2.0, 1.0]] * 4 and asked == ["judge"]
+
+
+def test_a_function_that_has_blocked_has_a_loop_of_its_own(release):
+    """From the second step on; it is waited for no longer than its timeout, and blocks nobody."""
+    where = []
+
+    async def blocking(completions):
+        where.append(asyncio.get_running_loop())
+        release.wait(0.0 if len(where) > 1 else 60.0)
+        return [1.0] * len(completions)
+
+    assert bool(rl.score(ROLLOUT, blocking, timeout=0.3).reward.isnan().all())
     release.set()
+    shared = loops.shared_loop().loop
+    assert rl.score(ROLLOUT, blocking, timeout=30.0).reward.tolist() == [1.0] * 4
+    assert rl.score(ROLLOUT, blocking).reward.tolist() == [1.0] * 4
+    assert where[1] is where[2] is not shared
+
+
+def test_a_function_that_blocks_in_pieces_is_stopped_too(release):
+    """No piece is as long as its timeout; all of them are ten times as long."""
+    pieces = []
+
+    async def crumbs(completions):
+        for _ in range(40):
+            pieces.append(time.monotonic())
+            release.wait(0.1)
+            await asyncio.sleep(0)
+        return [1.0] * len(completions)
+
+    scores = rl.score(make_rollout((1,)), crumbs, timeout=0.4)
+    assert bool(scores.reward.isnan().all()) and len(pieces) < 20
 
 
 def test_an_async_function_that_scores_with_an_async_function_is_told():

@@ -54,7 +54,10 @@ def test_ten_tasks_are_sampled_scored_and_trained(category, name, policy, tmp_pa
         rollout = rl.sample(policy, batch, num_generations=3, max_completion_length=4)
         scores = score(rollout, task.rewards)
         noisy = rl.compute_loo_advantage(scores) + torch.linspace(-1, 1, 6)  # a random model earns nothing
+        before = [parameter.detach().clone() for parameter in policy.trainable_parameters()]
         update = rl.loss_step(policy, optimizer, rollout, noisy)
+        moved = [not torch.equal(*pair) for pair in zip(before, policy.trainable_parameters(), strict=True)]
+        assert all(moved) and update.metrics["grad_norm"] > 0
         run.log(step, rollout, scores, update=update)
         assert update.skipped is None and scores.names == ("reasoning_gym",) and not scores.reward.isnan().any()
     assert run.step == 2

@@ -1,0 +1,126 @@
+r"""What is a number in a text: the grammar of `NumericMatch`, for what people and models write in English and LaTeX.
+
+A number is, with an optional sign and currency sign before it,
+
+- `7`, `3.50`, `.5`, `5.`, `1,234,567` (also `1,00,000`, `1{,}234`, `1\,234`, `1_234`, a thin space);
+- a fraction: `3/4`, `\frac{3}{4}`, `\frac34`; a mixed one: `1 1/2`, `1½`, `2\frac{1}{2}`;
+- with an exponent: `1.5e-3`, `1.5 \times 10^{-3}`, `10^5`.
+
+What follows it is a unit and of no account: words (`5 million` is 5), and a per cent sign too (50% is 50). A full stop
+ends a sentence. `12-34` has no sign in it, `2 - -3` has. The minus may be any of Unicode's, digits may be wide.
+
+What looks like a number and is more than that is none: a power (`2^{10}`), a root, a multiple of pi or of a root, a
+fraction of other things, a date, a clock time, a version. Digits within a word (`H2O`, `x_1`) are part of the word.
+Left out: commas as decimal points, numerals in words.
+"""
+
+import math
+import re
+from collections.abc import Iterator
+
+_DIGITS = str.maketrans(
+    "０１２３４５６７８９．，％＋／\u2212\u2010\u2011\u2013\ufe63\uff0d\u2044\u2215", "0123456789.,%+/------//"
+)
+_HALVES = {
+    "¼": "1/4", "½": "1/2", "¾": "3/4", "⅓": "1/3", "⅔": "2/3", "⅕": "1/5", "⅖": "2/5", "⅗": "3/5", "⅘": "4/5",
+    "⅙": "1/6", "⅚": "5/6", "⅛": "1/8", "⅜": "3/8", "⅝": "5/8", "⅞": "7/8",
+}  # fmt: skip
+_VULGAR = re.compile(f"(?P<whole>[0-9]?)(?P<half>[{''.join(_HALVES)}])")
+_SEPARATOR = re.compile(r"(?<=\d)(?:\\[,;:! ]|\{,\}|[_\u00a0\u2009\u202f])(?=\d{3}(?!\d))", re.ASCII)
+_RELATION = re.compile(r"=|≈|\\approx\b")
+
+_PLAIN = r"(?:\d{1,3}(?:,\d{2,3}){0,12},\d{3}(?!\d)(?:\.\d+)?|\d+(?:\.\d+)?|(?<![\w.])\.\d+)"
+_BRACES = r"\{(?:[^{}]|\{[^{}]*\})*\}"  # two levels; what is deeper is no number either
+_TIMES = r"(?:\\times|\\cdot|[×x*·])"
+_TOKEN = re.compile(
+    rf"""
+      (?P<word>(?!sqrt\b)(?!(?<=\d)x\d)[A-Za-z](?:\w*\d(?:\.\d+)*|\w*))
+    | (?P<index>(?<=[A-Za-z)\]}}])[_^]\s?(?:{_BRACES}|[-+]?\w+))
+    | (?P<date>\d{{4}}-\d\d-\d\d(?!\d))
+    | (?P<number>
+        (?P<sign>(?:(?<![\w)\]}}])[-+])?) (?:\\?[$€£¥₹]\s?(?P<late_sign>[-+]?))?
+        (?:
+            (?P<whole>\d+)?\s?\\[dtc]?frac\s?(?:
+                \{{\s?(?P<top>[-+]?{_PLAIN})\s?\}}\s?\{{\s?(?P<bottom>{_PLAIN})\s?\}} | (?P<short>\d\s?\d))
+          | (?P<units>\d+)[ \t](?P<part>\d+)/(?P<of>\d+)(?![\d./])
+          | (?P<upper>{_PLAIN})\s?/\s?(?P<lower>{_PLAIN})
+          | (?:(?P<mantissa>{_PLAIN})\s?{_TIMES}\s?)?
+            10\s?\^\s?(?P<power>[-+]?\d{{1,3}}(?!\d)|\{{\s?[-+]?\d{{1,3}}\s?\}})
+          | (?P<plain>{_PLAIN}(?:[eE][-+]?\d{{1,3}}(?!\w|\.\d))?)
+        )
+        (?! \.?\d | \s?/\s?\d | :\d | \s?\^ | \*\*[-+]?\d | [⁰¹²³⁴-⁹]
+          | \s?(?:\\?pi\b|π|√|\\?sqrt|\\infty|∞|\\[dtc]?frac))
+      )
+    | (?P<more>
+        {_PLAIN}\s?(?:\^|\*\*)\s?(?:{_BRACES}|[-+]?\w+)? | \d+(?:[.:]\d+|\s?/\s?\d+)+ | \d+
+      | \\?sqrt\s?(?:\[\w*\])?\s?(?:{_BRACES}|\(\w*\)|\d+)? | √\s?\(?\d*
+      | \\[dtc]?frac\s?(?:{_BRACES}\s?(?:{_BRACES}|\w)?)? | \\pi\b | π | \\infty\b | ∞
+      )
+    """,
+    re.VERBOSE | re.ASCII,
+)
+
+
+def last_number(text: str) -> float | None:
+    r"""The last number in a text; None if there is none, or what comes last is more than a number.
+
+    Example:
+        >>> (
+        ...     last_number("from 3 to -1,250.5 and back"),
+        ...     last_number("12-34"),
+        ...     last_number("so 3/4."),
+        ...     last_number(r"5\pi"),
+        ... )
+        (-1250.5, 34.0, 0.75, None)
+    """
+    found = None
+    for value in _values(text):
+        found = value
+    return found
+
+
+def only_number(text: str) -> float | None:
+    r"""The number that a text is, words around it aside; after the last sign of equality, if there is one.
+
+    Example:
+        >>> only_number("x = 7 dollars"), only_number("3 or 4"), only_number(r"\frac{1}{2}"), only_number(r"2\sqrt{3}")
+        (7.0, None, 0.5, None)
+    """
+    values = list(_values(_RELATION.split(text)[-1]))
+    return values[0] if len(values) == 1 else None
+
+
+def _values(text: str) -> Iterator[float | None]:
+    """The numbers of a text in their order; None for what is more than a number."""
+    text = _VULGAR.sub(lambda match: f"{match['whole']} {_HALVES[match['half']]}", text).translate(_DIGITS)
+    for match in _TOKEN.finditer(_SEPARATOR.sub("", text)):
+        if match["number"]:
+            yield _value(match)
+        elif match["more"] or match["date"]:
+            yield None
+
+
+def _value(match: re.Match[str]) -> float | None:
+    whole, top, bottom = match["units"] or match["whole"], match["part"] or match["top"], match["of"] or match["bottom"]
+    if match["short"]:
+        top, bottom = match["short"][0], match["short"][-1]
+    if match["upper"]:
+        top, bottom = match["upper"], match["lower"]
+    if top is None:
+        power = int((match["power"] or "0").strip("{} \t\n"))
+        value = _plain(match["plain"] or match["mantissa"] or "1") * float(f"1e{power}")  # 10.0**999 would raise
+    else:
+        above, below = _plain(top), _plain(bottom)
+        if not below or (whole and not 0 < above < below):  # 2\frac{3}{2} is a product
+            return None
+        value = above / below + (_plain(whole) if whole else 0.0)
+    negative = "-" in (match["sign"], match["late_sign"])
+    return (-value if negative else value) if math.isfinite(value) else None
+
+
+def _power_of_ten(exponent: int) -> float:
+    return float(f"1e{exponent}")  # inf, where ** would raise
+
+
+def _plain(text: str) -> float:
+    return float(text.replace(",", ""))
