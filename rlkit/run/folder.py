@@ -21,7 +21,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from rlkit.run.lines import Lines, is_step, read_json
+from rlkit.run.lines import is_step, read_json, read_lines
 
 PACKAGES = ("rlkit-llm", "torch", "transformers", "trl", "datasets", "numpy")
 
@@ -132,8 +132,7 @@ def cut_lines(file: Path, steps: int) -> None:
 
 def keep_lines(file: Path, wanted: Callable[[dict[str, Any]], bool]) -> None:
     """Keep some of the lines of a JSON-lines file, which is replaced whole or not at all; what is no object goes."""
-    known = [line for lines, _ in Lines(file).read() for line in lines]
-    kept = [line for line in known if isinstance(line, dict) and wanted(line)]
+    kept = [line for line in read_lines(file) if wanted(line)]
     partial = file.with_name(file.name + ".partial")
     partial.write_text("".join(json.dumps(line, allow_nan=False) + "\n" for line in kept), encoding="utf-8")
     os.replace(partial, file)
@@ -155,24 +154,6 @@ def append_line(file: Path, values: Mapping[str, Any]) -> None:
         except OSError:
             handle.truncate(end)
             raise
-
-
-def read_lines(file: Path) -> list[dict[str, Any]]:
-    """The objects of a JSON-lines file; a torn last line, which a crash may leave, is left out."""
-    if not file.exists():
-        return []
-    records = []
-    lines = file.read_bytes().split(b"\n")
-    for number, line in enumerate(lines):
-        if not line.strip():
-            continue
-        try:
-            records.append(json.loads(line))
-        except ValueError as error:
-            if number == len(lines) - 1:  # no line end after it: the write was cut off
-                break
-            raise ValueError(f"{file}: line {number + 1} is not JSON: {error}") from error
-    return records
 
 
 def write_json(file: Path, values: Mapping[str, Any]) -> None:

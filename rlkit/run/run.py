@@ -26,7 +26,7 @@ from rlkit.run import checkpoint, evaluations
 from rlkit.run.background import Background, loop_in_background, runs_in_place
 from rlkit.run.console import Console
 from rlkit.run.controls import Order, send
-from rlkit.run.folder import append_line, claimed_folder, lock, read_lines, unlock, versions, write_json
+from rlkit.run.folder import append_line, claimed_folder, lock, unlock, versions, write_json
 from rlkit.run.keeper import Keeper, cut_back
 from rlkit.run.knobs import Bounds, Knobs, Numbers
 from rlkit.run.loop import Loop
@@ -517,10 +517,8 @@ class Run:
 
     @property
     def metrics(self) -> "pd.DataFrame":
-        """One row per logged step, read from the folder."""
-        import pandas as pd
-
-        return pd.DataFrame(read_lines(self.path / "metrics.jsonl"))
+        """One row per logged step, read from the folder; NaN where a step did not have a number."""
+        return self.reader.metrics
 
     @property
     def reader(self) -> RunReader:

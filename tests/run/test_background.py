@@ -14,7 +14,7 @@ import rlkit as rl
 from rlkit.cli import main
 from rlkit.run.background import Background, same_torch_state
 from rlkit.run.controls import send
-from rlkit.run.folder import read_json, read_lines
+from rlkit.run.lines import read_json, read_lines
 from rlkit.run.stopping import StopFlag
 
 LONG = 60  # seconds that something may take on a busy machine before it counts as lost

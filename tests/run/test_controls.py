@@ -16,7 +16,8 @@ import rlkit as rl
 from rlkit import timing
 from rlkit.cli import main
 from rlkit.run.controls import Inbox, parse, send
-from rlkit.run.folder import read_json, read_lines, unlock
+from rlkit.run.folder import unlock
+from rlkit.run.lines import read_json, read_lines
 
 LONG = 60  # seconds that something may take on a busy machine before it counts as lost
 

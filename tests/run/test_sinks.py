@@ -14,7 +14,7 @@ from builders import make_rollout, make_scores
 
 import rlkit as rl
 from rlkit.run import sinks
-from rlkit.run.folder import read_lines
+from rlkit.run.lines import read_lines
 from rlkit.run.sinks import TABLE_ROWS, Sink, completions_frame
 
 ROOT = Path(__file__).parents[2]

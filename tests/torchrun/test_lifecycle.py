@@ -12,7 +12,7 @@ from comparing import WEIGHTS, assert_close
 from lifecycle_worker import HALF, STEPS, TORN, train
 
 from rlkit.run.checkpoint import newest
-from rlkit.run.folder import read_lines
+from rlkit.run.lines import read_lines
 
 pytestmark = pytest.mark.torchrun
 
