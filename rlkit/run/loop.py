@@ -20,6 +20,12 @@ if TYPE_CHECKING:
 
 POLL_SECONDS = 0.2  # while paused; each poll is one small exchange, so that no collective of the others times out
 ENDED_EARLY = ("interrupted", "preempted", "stopped")
+_thread_in_step: list[int] = []  # by the number that the system knows it by; a loop beside it would come behind
+
+
+def thread_in_step() -> int | None:
+    """The thread in which a step of this process goes on, by its native id: for those who want to spare it."""
+    return next(iter(_thread_in_step), None)
 
 
 class Loop:
@@ -78,6 +84,8 @@ class Loop:
                 return
             timing.take()
             self._started = time.perf_counter()
+            mine = threading.get_native_id()
+            _thread_in_step.append(mine)
             try:
                 yield run.step, batch
             except GeneratorExit:
@@ -88,6 +96,8 @@ class Loop:
                     prompts.load_state_dict(position)
                 self._save_state()
                 raise
+            finally:
+                _thread_in_step.remove(mine)
             self._finish_step()
             if self._save_every and run.step % self._save_every == 0 and run.step < max_steps:
                 run.save()

@@ -32,9 +32,7 @@ class Panel(anywidget.AnyWidget):
         controls: show pause, stop, save and the declared numbers of runs that are live.
         send: how a command reaches a run: (path, command, name=, value=, by=) -> its number; by default
             `rlkit.run.controls.send`.
-
-    Attributes:
-        lock: held while readers are read; hold it while you refresh them in another thread.
+        lock: held while readers are read; hold it while you refresh them in another thread. One of its own by default.
     """
 
     # As texts: of paths anywidget keeps a watcher on the class, which keeps every panel alive (anywidget issue 929).
@@ -43,11 +41,16 @@ class Panel(anywidget.AnyWidget):
     snapshot = traitlets.Int(0).tag(sync=True, to_json=lambda _, panel: panel.snapshot_now())
 
     def __init__(
-        self, readers: Sequence[Reader], *, controls: bool = True, send: Callable[..., Any] | None = None
+        self,
+        readers: Sequence[Reader],
+        *,
+        controls: bool = True,
+        send: Callable[..., Any] | None = None,
+        lock: Any = None,
     ) -> None:
         self.readers = list(readers)
         self.controls = controls
-        self.lock = threading.RLock()
+        self.lock = lock or threading.RLock()
         self._send_command = send
         self._remembered: dict[str, Any] = {}
         self._pushed: Any = None

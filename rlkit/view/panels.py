@@ -5,6 +5,7 @@ no error. What a metric means is said by rlkit/metrics.py.
 """
 
 import fnmatch
+import functools
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -122,6 +123,7 @@ def charts_of(histories: Sequence[History]) -> list[Chart]:
     return [chart for chart in charts if chart.lines or chart.heat]
 
 
+@functools.lru_cache(maxsize=512)
 def explain(name: str) -> str:
     """What a metric is: sentence, unit, healthy range.
 
@@ -136,6 +138,7 @@ def explain(name: str) -> str:
     return f"{metric.sentence} In {metric.unit}; healthy: {metric.healthy}."
 
 
+@functools.lru_cache(maxsize=512)
 def wrapped(text: str, width: int = 56) -> str:
     """Text broken for a hover box."""
     return "<br>".join(textwrap.wrap(text, width))

@@ -415,7 +415,13 @@ def test_the_ratio_is_a_ratio_with_its_clip_state(bench, tmp_path):
     it = bench(RunReader(folder)).start()
     it.page.click("[data-key=quantity-ratio]")
     it.page.click("[data-key=figures]")
-    assert it.page.locator(".rl-token .rl-figure").all_inner_texts() == ["×0.500", "×2.000", "×1.000", "×1.000", "×1.250"]
+    assert it.page.locator(".rl-token .rl-figure").all_inner_texts() == [
+        "×0.500",
+        "×2.000",
+        "×1.000",
+        "×1.000",
+        "×1.250",
+    ]
     colours = [re.findall(r"[\d.]+", it.background(f'[data-token="{i}"]')) for i in range(3)]
     channel = [[float(part) for part in colour] for colour in colours]
     assert channel[0][0] > channel[0][2] and channel[1][2] > channel[1][0]  # orange below 1, blue above
