@@ -5,6 +5,7 @@ metrics.jsonl   one JSON object per step; repeats bit for bit with the same seed
 timings.jsonl   wall times, which never repeat, kept apart
 state.json      where the run stands: step, position in the data, declared numbers, whether it runs, why it ended
 commands.jsonl  what the loop was told to do while it ran
+changes.jsonl   which numbers that changed, and from which step on
 evaluations/    what `run.log_evaluation` was given; its numbers are in evaluations.jsonl (rlkit/run/evaluations.py)
 rollouts/       the completions of the steps, in Parquet (rlkit/run/rollouts.py)
 """
@@ -134,7 +135,7 @@ def keep_lines(file: Path, wanted: Callable[[dict[str, Any]], bool]) -> None:
     """Keep some of the lines of a JSON-lines file, which is replaced whole or not at all; what is no object goes."""
     kept = [line for line in read_lines(file) if wanted(line)]
     partial = file.with_name(file.name + ".partial")
-    partial.write_text("".join(json.dumps(line, allow_nan=False) + "\n" for line in kept), encoding="utf-8")
+    partial.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
     os.replace(partial, file)
 
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from rlkit import collectives, horizon, timing
+from rlkit.run.changes import Change
 from rlkit.run.controls import Command, Inbox
 from rlkit.run.folder import append_line, write_json
 
@@ -117,6 +118,7 @@ class Loop:
     def _between(self) -> None:
         """Obey commands and signals; while paused, wait for more. Sets `run.stopped` if the loop is to end here."""
         run = self._run
+        self._repeat_changes()
         while True:
             commands, reasons = self._news()
             for command in commands:
@@ -169,7 +171,24 @@ class Loop:
             return f"a command is skipped{by}: {error}"
         first, _, _ = self._changes.get(name, (before, after, by))
         self._changes[name] = (first, after, by)
+        run = self._run
+        run._changes.note(run.path, Change(run.step, name, after, run._numbers.declared(name)))
         return None
+
+    def _repeat_changes(self) -> None:
+        """What was changed at this step before the run went back to an earlier one; see changes.py."""
+        run = self._run
+        for change in run._changes.before(run.step):
+            declared = run._numbers.declared(change.name)
+            try:
+                if declared != change.declared:
+                    raise ValueError(f"declared now as {declared}, then as {change.declared}")
+                before, after = run._numbers.set(change.name, change.value, where="set")
+            except ValueError as error:  # the notebook is another one by now, and newer
+                run._changes.forget(run.path, change.name, change.step)
+                run._console.say(f"rlkit: {change.name} is not set to {change.value} again: {error}")
+            else:
+                run._console.say(f"rlkit: {change.name} {before} -> {after} again, from step {run.step} on")
 
     def _say_changes(self) -> None:
         """One line a number, however often a slider moved it."""

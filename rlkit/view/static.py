@@ -78,13 +78,13 @@ def as_text(histories: Sequence[History]) -> str:
 
 def _rules(name: str) -> str:
     """Which of the two is seen, and the theme's colour for the text of the live charts."""
-    here = f".jp-OutputArea:has(.{name}-static):not(:has(.{name}-live))"
-    error = ".jp-OutputArea-child:has(.jupyter-widgets):not(:has(.jupyter-widgets > *))"  # no view, only a message
+    # The output that follows is the live view, "Loading widget..." before it, or an error message in its place.
+    widget = '.jp-OutputArea-child:has(> [data-mime-type="application/vnd.jupyter.widget-view+json"])'
     grey = 'text[style*="fill: rgb(119, 119, 119)"]'
     theme = "var(--jp-ui-font-color1, var(--vscode-foreground, rgb(119, 119, 119)))"
     return (
         f"body:has(.{name}-live) .{name}-static {{ display: none; }}"
-        f"{here} > .jp-OutputArea-child:has(.{name}-static) + {error} {{ display: none; }}"
+        f".jp-OutputArea-child:has(.{name}-static) + {widget}:not(:has(.{name}-live)) {{ display: none; }}"
         f".{name}-live {grey} {{ fill: {theme} !important; }}"
         f'body[data-jp-theme-light="false"] .{name}-live :is(.scatterlayer, .infolayer) {{ filter: brightness(1.4); }}'
     )
