@@ -137,7 +137,7 @@ class Numbers:
         return before, self._now[name].value
 
     def declared(self, name: str) -> float | None:
-        """What a number was declared as; None for a learning rate, which comes with its optimizer, and for no number."""
+        """What a number was declared as; None for a learning rate, which comes with its optimizer."""
         return self._declared[name] if isinstance(self._now.get(name), Plain) else None
 
     def values(self) -> dict[str, float]:

@@ -78,8 +78,8 @@ def as_text(histories: Sequence[History]) -> str:
 
 def _rules(name: str) -> str:
     """Which of the two is seen, and the theme's colour for the text of the live charts."""
-    # The output that follows is the live view, "Loading widget..." before it, or an error message in its place.
-    widget = '.jp-OutputArea-child:has(> [data-mime-type="application/vnd.jupyter.widget-view+json"])'
+    # What follows is JupyterLab's panel for the live view: "Loading widget..." before it, or an error in its place.
+    widget = ".jp-OutputArea-child:has(> .jp-OutputArea-output:is(.lm-Panel, .jupyter-widgets))"
     grey = 'text[style*="fill: rgb(119, 119, 119)"]'
     theme = "var(--jp-ui-font-color1, var(--vscode-foreground, rgb(119, 119, 119)))"
     return (
