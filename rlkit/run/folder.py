@@ -139,12 +139,34 @@ def keep_lines(file: Path, wanted: Callable[[dict[str, Any]], bool]) -> None:
     os.replace(partial, file)
 
 
+def gone(folder: Path) -> FileNotFoundError:
+    """The error for a run's folder that is no longer there: what is lost, what is not, and how to go on."""
+    return FileNotFoundError(
+        f"Run: the folder {folder} is gone; it was deleted or moved while the run went. Its log, rollouts and "
+        "checkpoints are lost, unless it was moved: then move it back and run the loop again, which goes on where it "
+        "stopped. Policy and optimizer are in memory as the last update left them: policy.save_pretrained(...) keeps "
+        "the weights, and the same loop with a new rl.Run(...) trains them on."
+    )
+
+
+def need_folder(folder: Path) -> None:
+    """Refuse to write into a folder of a run that is gone: made anew it would look like a run without a past.
+
+    Raises:
+        FileNotFoundError: it is gone.
+    """
+    if not folder.is_dir():
+        raise gone(folder)
+
+
 def append_line(file: Path, values: Mapping[str, Any]) -> None:
     """Append one JSON object as a line, in one write and whole or not at all.
 
     Raises:
-        OSError: it cannot be written (a full disk); what was written of it is taken back.
+        OSError: it cannot be written (a full disk); what was written of it is taken back. FileNotFoundError: its folder
+            is gone.
     """
+    need_folder(file.parent)
     line = (json.dumps(values, allow_nan=False) + "\n").encode()
     with open(file, "ab", buffering=0) as handle:
         end = handle.tell()
@@ -159,6 +181,7 @@ def append_line(file: Path, values: Mapping[str, Any]) -> None:
 
 def write_json(file: Path, values: Mapping[str, Any]) -> None:
     """Write a JSON file whole or not at all; values that JSON does not know are written as text."""
+    need_folder(file.parent)
     partial = file.with_name(file.name + ".partial")
     partial.write_text(json.dumps(values, indent=2, default=str) + "\n", encoding="utf-8")
     os.replace(partial, file)

@@ -4,6 +4,7 @@ A step ends when the body of the user's loop asks for the next one. Between two 
 next: a signal may have reached one of them only, and commands are read by the main one.
 """
 
+import contextlib
 import os
 import socket
 import threading
@@ -63,7 +64,8 @@ class Loop:
         except BaseException:  # also a GeneratorExit: the loop was left by break or by an error
             if run.stopped is None:
                 run.stopped = "left"
-                self._save_state()
+                with contextlib.suppress(FileNotFoundError):  # the folder is gone: what is raised says so
+                    self._save_state()
             raise
         finally:
             run._flag.reason = run._thread = None
@@ -91,11 +93,12 @@ class Loop:
                 yield run.step, batch
             except GeneratorExit:
                 run.stopped = "left"
-                if run._logged_step == run.step:  # all of the step was done
-                    self._finish_step()
-                elif position is not None:  # the step will be repeated, with its own prompts
-                    prompts.load_state_dict(position)
-                self._save_state()
+                with contextlib.suppress(FileNotFoundError):  # likewise
+                    if run._logged_step == run.step:  # all of the step was done
+                        self._finish_step()
+                    elif position is not None:  # the step will be repeated, with its own prompts
+                        prompts.load_state_dict(position)
+                    self._save_state()
                 raise
             finally:
                 _thread_in_step.remove(mine)
