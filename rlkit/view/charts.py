@@ -21,9 +21,11 @@ from rlkit.view.panels import Chart, History, Line, charts_of, explain, wrapped
 GREY = "#777777"  # legible on white and on black; the live view replaces exactly this colour by the theme's
 DASHES = ("solid", "dash", "dot", "dashdot")
 STROKES = ("——", "– –", "· · ·", "– ·")
-COLUMNS, ROW, TOP, BOTTOM = 3, 178, 26, 24  # charts side by side; pixels
+COLUMNS, ROW, TOP, BOTTOM = 3, 190, 26, 36  # charts side by side; pixels
 LETTERS = 58  # that fit above a chart
 MOST_TICKS = 5  # rewards that are named one by one
+STEPS = {"title": {"text": "step", "font": {"size": 10, "color": GREY}, "standoff": 1}}
+WAITING = "waiting"  # name of what is said before the first step
 
 
 class Charts:
@@ -48,6 +50,7 @@ class Charts:
         self._many = len(self.histories) > 1 if many is None else many
         figure = go.Figure()
         figure.update_layout(_frame(30 if self._many else 2))
+        figure.update_layout(_nothing_yet())
         self._charts: dict[str, int] = {}  # title -> number of the subplot
         self._traces: dict[tuple[Any, ...], Any] = {}
         self._titles: dict[str, str] = {}
@@ -128,7 +131,7 @@ class Charts:
                 layout[f"xaxis{axis}"].domain, layout[f"yaxis{axis}"].domain = across, [bottom, top]
                 continue
             # Whole axes at once: a message that sets an axis and its domain apart is refused by plotly.js.
-            layout[f"xaxis{axis}"] = _axis(f"y{axis}", across) | ({"matches": "x"} if axis else {})
+            layout[f"xaxis{axis}"] = _axis(f"y{axis}", across) | STEPS | ({"matches": "x"} if axis else {})
             layout[f"yaxis{axis}"] = _axis(f"x{axis}", [bottom, top]) | _y_axis(chart)
             self._ticks[title] = _reward_ticks(chart)
             notes.append(_title(chart, axis, self._many))
@@ -139,7 +142,7 @@ class Charts:
     def _named(self, charts: Sequence[Chart]) -> list[dict[str, Any]]:
         """The titles in the figure; one names the curves below it, and is set anew where a curve came later."""
         texts = {chart.title: _title(chart, "", self._many)["text"] for chart in charts}
-        notes = [note.to_plotly_json() for note in self.figure.layout.annotations]
+        notes = [note.to_plotly_json() for note in self.figure.layout.annotations if note.name != WAITING]
         for note in notes:
             name = note.get("name")
             if name in self._titles and texts.get(name, self._titles[name]) != self._titles[name]:
@@ -254,9 +257,9 @@ def _heat(chart: Chart, color: str) -> dict[str, Any]:
 
 def _title(chart: Chart, axis: str, many: bool) -> dict[str, Any]:
     """The title, and which curve is which: by colour, or by stroke where colours tell the runs apart."""
-    text = f"<b>{_plain(chart.title)}</b>"
+    text = f"<b>{_plain(chart.title)}</b>" + f", {chart.unit}" * bool(chart.unit)
     labels = list(dict.fromkeys(line.label for line in chart.lines))
-    room = LETTERS - len(chart.title)
+    room = LETTERS - len(chart.title) - len(chart.unit)
     for place, label in enumerate(labels if len(labels) > 1 else []):
         room -= len(label) + (6 if many else 2)
         if room < 0:
@@ -323,6 +326,14 @@ def _reward_ticks(chart: Chart) -> dict[str, Any]:
     if chart.heat is None or len(chart.heat.rewards) > MOST_TICKS:
         return {} if chart.heat is None else {"tickmode": "auto", "tickvals": None}
     return {"tickmode": "array", "tickvals": chart.heat.rewards.tolist()}
+
+
+def _nothing_yet() -> dict[str, Any]:
+    """What is seen before the first step: a word, and no axes."""
+    hidden = {"visible": False}
+    place = {"xref": "paper", "yref": "paper", "x": 0.5, "y": 0.5, "showarrow": False}
+    said = {"name": WAITING, "text": "The charts come with the first step.", "font": {"size": 13, "color": GREY}}
+    return {"xaxis": hidden, "yaxis": hidden, "height": 90, "annotations": [said | place]}
 
 
 def _frame(head: int) -> dict[str, Any]:

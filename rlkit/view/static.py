@@ -109,13 +109,14 @@ def _spoken(chart: Chart) -> str:
 def chart_as_svg(chart: Chart, runs: Sequence[str], size: tuple[int, int] = SIZE) -> str:
     """One chart as an SVG picture; with several runs their curves are told apart by colour."""
     many = len(runs) > 1
+    title = chart.title + f", {chart.unit}" * bool(chart.unit)
     floor = 0.0 if chart.from_zero else None
     if chart.heat is not None:
         keep = slice(None, None, math.ceil(len(chart.heat.steps) / HEAT_COLUMNS))
         shares = chart.heat.shares[:, keep].tolist()
         color = COLORS[chart.run % len(COLORS)]
         cells = Cells(chart.heat.steps[keep].tolist(), chart.heat.rewards.tolist(), shares, color)
-        return picture(chart.title, {}, size=size, cells=cells)
+        return picture(title, {}, size=size, cells=cells)
     lines = chart.lines
     if many:  # one curve a run: the first of the chart
         lines = tuple(line for line in lines if line.label == lines[0].label)
@@ -127,7 +128,7 @@ def chart_as_svg(chart: Chart, runs: Sequence[str], size: tuple[int, int] = SIZE
         for line in lines
     }
     colors = [COLORS[line.run % len(COLORS)] for line in lines] if many else COLORS
-    return picture(chart.title, curves, size=size, colors=colors, level=chart.warn, floor=floor, stacked=chart.stacked)
+    return picture(title, curves, size=size, colors=colors, level=chart.warn, floor=floor, stacked=chart.stacked)
 
 
 def _table(history: History, many: bool) -> str:
