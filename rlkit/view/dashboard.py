@@ -95,11 +95,18 @@ class Dashboard:
 
         self._charts = Charts(self._known, live=True, many=len(self._histories) > 1, lock=self._lock)
         self.fig = self._charts.figure
-        self.panel = Panel([history.reader for history in self._known], controls=controls, lock=self._lock)
+        self.panel = Panel(
+            [history.reader for history in self._known], controls=controls, fit=self._fit, lock=self._lock
+        )
         self._said = ipywidgets.HTML()
         self._box = ipywidgets.VBox([self.fig, self.panel, self._said])
         self._box.add_class(f"{self._name}-live")
         self._say()
+
+    def _fit(self, width: int) -> None:
+        with self._lock:
+            if self._charts is not None:
+                self._guarded(lambda: self._charts.fit(width))
 
     @property
     def _known(self) -> list[History]:

@@ -32,6 +32,7 @@ class Panel(anywidget.AnyWidget):
         controls: show pause, stop, save and the declared numbers of runs that are live.
         send: how a command reaches a run: (path, command, name=, value=, by=) -> its number; by default
             `rlkit.run.controls.send`.
+        fit: is told how many pixels wide the page shows the panel, now and when that changes.
         lock: held while readers are read; hold it while you refresh them in another thread. One of its own by default.
     """
 
@@ -46,12 +47,13 @@ class Panel(anywidget.AnyWidget):
         *,
         controls: bool = True,
         send: Callable[..., Any] | None = None,
+        fit: Callable[[int], object] | None = None,
         lock: Any = None,
     ) -> None:
         self.readers = list(readers)
         self.controls = controls
         self.lock = lock or threading.RLock()
-        self._send_command = send
+        self._send_command, self._fit = send, fit
         self._remembered: dict[str, Any] = {}
         self._pushed: Any = None
         super().__init__()
@@ -102,6 +104,8 @@ class Panel(anywidget.AnyWidget):
             return
         if content.get("kind") == "remember" and isinstance(content.get("state"), dict):
             self._remembered = content["state"]
+        elif content.get("kind") == "width" and isinstance(content.get("width"), int) and self._fit is not None:
+            self._fit(content["width"])
         elif content.get("kind") == "request" and isinstance(content.get("request"), dict):
             self.send({"kind": "answer", "id": content.get("id"), "answer": self.respond(content["request"])})
 

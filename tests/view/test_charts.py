@@ -1,6 +1,7 @@
 """What is drawn, of what, and in how many bytes."""
 
 import json
+import re
 import time
 
 import numpy as np
@@ -80,6 +81,25 @@ def test_axes_say_what_they_are(tmp_path):
     assert all(layout[f"xaxis{number or ''}"].title.text == "step" for number in [0, *range(2, len(texts) + 1)])
     (entropy,) = [chart for chart in charts_of([found]) if chart.title == "Entropy"]
     assert "Entropy, nats" in chart_as_svg(entropy, ["r"])
+
+
+def test_a_narrow_page_has_fewer_charts_side_by_side(tmp_path):
+    """No title runs into the next chart, and no chart is lost."""
+    charts = Charts([history(write_run(tmp_path / "r", 30))], live=False)
+    layout = charts.figure.layout
+    many, tall = len(layout.annotations), layout.height
+
+    def side_by_side():
+        return len({layout[f"xaxis{number or ''}"].domain for number in [0, *range(2, many + 1)]})
+
+    assert side_by_side() == 3
+    for width, wanted in ((620, 2), (320, 1), (200, 1), (1500, 3)):
+        charts.fit(width)
+        assert side_by_side() == wanted and len(layout.annotations) == many
+        for note in layout.annotations:
+            seen = re.sub("<[^>]*>", "", note.text)
+            assert len(seen) * 6.3 < max(300, width / wanted), seen
+    assert layout.height == tall and not charts.draw()
 
 
 def test_a_full_run_has_all_charts_with_an_explanation_each(tmp_path):
