@@ -4,7 +4,8 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlkit.run.folder import read_lines, versions
+from rlkit.run.folder import versions
+from rlkit.run.lines import read_lines
 
 if TYPE_CHECKING:
     from rlkit.policy import Policy

@@ -11,7 +11,8 @@ import torch
 from builders import make_rollout, make_scores
 
 import rlkit as rl
-from rlkit.run.folder import append_line, read_lines, unlock
+from rlkit.run.folder import append_line, unlock
+from rlkit.run.lines import read_lines
 from rlkit.run.run import format_line
 
 
@@ -436,11 +437,15 @@ def test_a_torn_last_line_is_left_out(run, torn):
     assert run.metrics["step"].tolist() == [0, 1]
 
 
-def test_a_broken_line_in_the_middle_is_named(tmp_path):
-    file = tmp_path / "metrics.jsonl"
-    file.write_text('{"step": 0}\nbroken\n{"step": 2}\n')
-    with pytest.raises(ValueError, match=r"metrics\.jsonl: line 2 is not JSON"):
-        read_lines(file)
+def test_a_broken_line_costs_that_line_only_whoever_reads(run, tmp_path):
+    """The run, the reader of its folder and the model card read one file: they say the same of it."""
+    run.log(0, reward=0.25)
+    with open(run.path / "metrics.jsonl", "ab") as file:
+        file.write(b"broken\n[1, 2]\n")
+    run.log(1, reward=0.75)
+    assert run.metrics["step"].tolist() == [0, 1] and run.metrics["reward"].tolist() == [0.25, 0.75]
+    assert rl.Run.open(run.path).metrics["step"].tolist() == [0, 1]
+    assert "| reward | 0.75 |" in rl.model_card(rl.load_policy("tiny-add"), method="RLOO", run=run)
 
 
 def test_lines_come_back_as_they_were_written(tmp_path):

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlkit.metrics import for_json
-from rlkit.run.folder import append_line, keep_lines
+from rlkit.run.folder import append_line, keep_lines, need_folder
 from rlkit.run.lines import is_step
 
 if TYPE_CHECKING:
@@ -47,6 +47,7 @@ def file_of(run: Path, step: int, name: str) -> Path:
 
 def write(run: Path, step: int, name: str, evaluation: "Evaluation") -> None:
     """Save an evaluation in a run's folder and note its numbers; the main process calls it."""
+    need_folder(run)
     path = file_of(run, step, name)
     path.parent.mkdir(exist_ok=True)
     evaluation.save(path)

@@ -5,6 +5,7 @@ metrics.jsonl   one JSON object per step; repeats bit for bit with the same seed
 timings.jsonl   wall times, which never repeat, kept apart
 state.json      where the run stands: step, position in the data, declared numbers, whether it runs, why it ended
 commands.jsonl  what the loop was told to do while it ran
+changes.jsonl   which numbers that changed, and from which step on
 evaluations/    what `run.log_evaluation` was given; its numbers are in evaluations.jsonl (rlkit/run/evaluations.py)
 rollouts/       the completions of the steps, in Parquet (rlkit/run/rollouts.py)
 """
@@ -22,7 +23,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from rlkit.run.lines import Lines, is_step, read_json
+from rlkit.run.lines import is_step, read_json, read_lines
 
 PACKAGES = ("rlkit-llm", "torch", "transformers", "trl", "datasets", "numpy")
 
@@ -160,19 +161,40 @@ def cut_lines(file: Path, steps: int) -> None:
 
 def keep_lines(file: Path, wanted: Callable[[dict[str, Any]], bool]) -> None:
     """Keep some of the lines of a JSON-lines file, which is replaced whole or not at all; what is no object goes."""
-    known = [line for lines, _ in Lines(file).read() for line in lines]
-    kept = [line for line in known if isinstance(line, dict) and wanted(line)]
+    kept = [line for line in read_lines(file) if wanted(line)]
     partial = file.with_name(file.name + ".partial")
-    partial.write_text("".join(json.dumps(line, allow_nan=False) + "\n" for line in kept), encoding="utf-8")
+    partial.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
     os.replace(partial, file)
+
+
+def gone(folder: Path) -> FileNotFoundError:
+    """The error for a run's folder that is no longer there: what is lost, what is not, and how to go on."""
+    return FileNotFoundError(
+        f"Run: the folder {folder} is gone; it was deleted or moved while the run went. Its log, rollouts and "
+        "checkpoints are lost, unless it was moved: then move it back and run the loop again, which goes on where it "
+        "stopped. Policy and optimizer are in memory as the last update left them: policy.save_pretrained(...) keeps "
+        "the weights, and the same loop with a new rl.Run(...) trains them on."
+    )
+
+
+def need_folder(folder: Path) -> None:
+    """Refuse to write into a folder of a run that is gone: made anew it would look like a run without a past.
+
+    Raises:
+        FileNotFoundError: it is gone.
+    """
+    if not folder.is_dir():
+        raise gone(folder)
 
 
 def append_line(file: Path, values: Mapping[str, Any]) -> None:
     """Append one JSON object as a line, in one write and whole or not at all.
 
     Raises:
-        OSError: it cannot be written (a full disk); what was written of it is taken back.
+        OSError: it cannot be written (a full disk); what was written of it is taken back. FileNotFoundError: its folder
+            is gone.
     """
+    need_folder(file.parent)
     line = (json.dumps(values, allow_nan=False) + "\n").encode()
     with open(file, "ab", buffering=0) as handle:
         end = handle.tell()
@@ -185,26 +207,9 @@ def append_line(file: Path, values: Mapping[str, Any]) -> None:
             raise
 
 
-def read_lines(file: Path) -> list[dict[str, Any]]:
-    """The objects of a JSON-lines file; a torn last line, which a crash may leave, is left out."""
-    if not file.exists():
-        return []
-    records = []
-    lines = file.read_bytes().split(b"\n")
-    for number, line in enumerate(lines):
-        if not line.strip():
-            continue
-        try:
-            records.append(json.loads(line))
-        except ValueError as error:
-            if number == len(lines) - 1:  # no line end after it: the write was cut off
-                break
-            raise ValueError(f"{file}: line {number + 1} is not JSON: {error}") from error
-    return records
-
-
 def write_json(file: Path, values: Mapping[str, Any]) -> None:
     """Write a JSON file whole or not at all; values that JSON does not know are written as text."""
+    need_folder(file.parent)
     partial = file.with_name(file.name + ".partial")
     partial.write_text(json.dumps(values, indent=2, default=str) + "\n", encoding="utf-8")
     os.replace(partial, file)

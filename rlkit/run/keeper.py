@@ -9,7 +9,7 @@ import torch
 
 from rlkit import collectives
 from rlkit.run import checkpoint, evaluations
-from rlkit.run.folder import cut_lines, numbered_folders
+from rlkit.run.folder import cut_lines, gone, numbered_folders
 from rlkit.run.rollouts import cut_parts
 from rlkit.run.settings import current
 
@@ -67,6 +67,8 @@ class Keeper:
             last: the metrics logged last; the best checkpoint is chosen by one of them.
         """
         tracked = self.need("run.save")
+        if collectives.from_main(collectives.rank() == 0 and not folder.is_dir()):  # every process says so, none waits
+            raise gone(folder)
         table = folder / "vstar.pt"
         if self.vstar is not None and collectives.rank() == 0 and not table.exists():
             self.vstar.save(table)

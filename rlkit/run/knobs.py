@@ -136,6 +136,10 @@ class Numbers:
         self._now[name].value = check_number(where, name, value, self._kinds[name], self.bounds[name])
         return before, self._now[name].value
 
+    def declared(self, name: str) -> float | None:
+        """What a number was declared as; None for a learning rate, which comes with its optimizer."""
+        return self._declared[name] if isinstance(self._now.get(name), Plain) else None
+
     def values(self) -> dict[str, float]:
         """Every number as it is now, in the order of declaration."""
         return {name: number.value for name, number in self._now.items()}

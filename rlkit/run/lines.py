@@ -79,6 +79,11 @@ class Lines:
         return found
 
 
+def read_lines(file: Path) -> list[dict[str, Any]]:
+    """The objects of a whole JSON-lines file, as `Lines` reads them: what is torn, broken or no object is left out."""
+    return [line for lines, _ in Lines(file).read() for line in lines if isinstance(line, dict)]
+
+
 def read_json(file: Path) -> dict[str, Any] | None:
     """What a JSON file holds; None if it is missing, torn or no object."""
     try:

@@ -4,6 +4,7 @@ A step ends when the body of the user's loop asks for the next one. Between two 
 next: a signal may have reached one of them only, and commands are read by the main one.
 """
 
+import contextlib
 import os
 import socket
 import threading
@@ -12,6 +13,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from rlkit import collectives, horizon, timing
+from rlkit.run.changes import Change
 from rlkit.run.controls import Command, Inbox
 from rlkit.run.folder import append_line, write_json
 
@@ -20,6 +22,12 @@ if TYPE_CHECKING:
 
 POLL_SECONDS = 0.2  # while paused; each poll is one small exchange, so that no collective of the others times out
 ENDED_EARLY = ("interrupted", "preempted", "stopped")
+_thread_in_step: list[int] = []  # by the number that the system knows it by; a loop beside it would come behind
+
+
+def thread_in_step() -> int | None:
+    """The thread in which a step of this process goes on, by its native id: for those who want to spare it."""
+    return next(iter(_thread_in_step), None)
 
 
 class Loop:
@@ -56,7 +64,8 @@ class Loop:
         except BaseException:  # also a GeneratorExit: the loop was left by break or by an error
             if run.stopped is None:
                 run.stopped = "left"
-                self._save_state()
+                with contextlib.suppress(FileNotFoundError):  # the folder is gone: what is raised says so
+                    self._save_state()
             raise
         finally:
             run._flag.reason = run._thread = None
@@ -78,16 +87,21 @@ class Loop:
                 return
             timing.take()
             self._started = time.perf_counter()
+            mine = threading.get_native_id()
+            _thread_in_step.append(mine)
             try:
                 yield run.step, batch
             except GeneratorExit:
                 run.stopped = "left"
-                if run._logged_step == run.step:  # all of the step was done
-                    self._finish_step()
-                elif position is not None:  # the step will be repeated, with its own prompts
-                    prompts.load_state_dict(position)
-                self._save_state()
+                with contextlib.suppress(FileNotFoundError):  # likewise
+                    if run._logged_step == run.step:  # all of the step was done
+                        self._finish_step()
+                    elif position is not None:  # the step will be repeated, with its own prompts
+                        prompts.load_state_dict(position)
+                    self._save_state()
                 raise
+            finally:
+                _thread_in_step.remove(mine)
             self._finish_step()
             if self._save_every and run.step % self._save_every == 0 and run.step < max_steps:
                 run.save()
@@ -107,6 +121,7 @@ class Loop:
     def _between(self) -> None:
         """Obey commands and signals; while paused, wait for more. Sets `run.stopped` if the loop is to end here."""
         run = self._run
+        self._repeat_changes()
         while True:
             commands, reasons = self._news()
             for command in commands:
@@ -159,7 +174,24 @@ class Loop:
             return f"a command is skipped{by}: {error}"
         first, _, _ = self._changes.get(name, (before, after, by))
         self._changes[name] = (first, after, by)
+        run = self._run
+        run._changes.note(run.path, Change(run.step, name, after, run._numbers.declared(name)))
         return None
+
+    def _repeat_changes(self) -> None:
+        """What was changed at this step before the run went back to an earlier one; see changes.py."""
+        run = self._run
+        for change in run._changes.before(run.step):
+            declared = run._numbers.declared(change.name)
+            try:
+                if declared != change.declared:
+                    raise ValueError(f"declared now as {declared}, then as {change.declared}")
+                before, after = run._numbers.set(change.name, change.value, where="set")
+            except ValueError as error:  # the notebook is another one by now, and newer
+                run._changes.forget(run.path, change.name, change.step)
+                run._console.say(f"rlkit: {change.name} is not set to {change.value} again: {error}")
+            else:
+                run._console.say(f"rlkit: {change.name} {before} -> {after} again, from step {run.step} on")
 
     def _say_changes(self) -> None:
         """One line a number, however often a slider moved it."""

@@ -24,9 +24,10 @@ from rlkit.rewards.monitor import Monitor
 from rlkit.rollout import Rollout, Scores, Update
 from rlkit.run import checkpoint, evaluations
 from rlkit.run.background import Background, loop_in_background, runs_in_place
+from rlkit.run.changes import Changes
 from rlkit.run.console import Console
 from rlkit.run.controls import Order, send
-from rlkit.run.folder import append_line, claimed_folder, lock, read_lines, unlock, versions, write_json
+from rlkit.run.folder import append_line, claimed_folder, lock, unlock, versions, write_json
 from rlkit.run.keeper import Keeper, cut_back
 from rlkit.run.knobs import Bounds, Knobs, Numbers
 from rlkit.run.loop import Loop
@@ -94,6 +95,7 @@ class Run:
         self._last: dict[str, Any] = {}
         self._resumed = False
         self._numbers = Numbers()
+        self._changes = Changes()
         self._thread: int | None = None  # in which a loop runs
         self._started = False
         self._background: Background | None = None
@@ -252,7 +254,7 @@ class Run:
         """Go on from a checkpoint: weights, optimizer, scheduler, random states, position in the data, step, log.
 
         Call it after `track` and before anything is logged. The log is cut back to the checkpoint; the steps after it
-        are done again, with the same result.
+        are done again, with the same result: numbers of `knobs` that were changed there are changed again.
 
         Args:
             source: "auto" takes the newest checkpoint of the run's folder (of `x-2` before `x`, if a number was added),
@@ -289,6 +291,8 @@ class Run:
         self.step, self._logged_step = counters["step"], counters["logged_step"]
         self._counters = Counters(counters["tokens"], counters["reward_calls"])
         cut_back(self.path, self.step)
+        if mine:
+            self._changes.go_back(self.path, self.step)
         print(f"rlkit: resumed {self.path} at step {self.step}")
         return self.step
 
@@ -517,10 +521,8 @@ class Run:
 
     @property
     def metrics(self) -> "pd.DataFrame":
-        """One row per logged step, read from the folder."""
-        import pandas as pd
-
-        return pd.DataFrame(read_lines(self.path / "metrics.jsonl"))
+        """One row per logged step, read from the folder; NaN where a step did not have a number."""
+        return self.reader.metrics
 
     @property
     def reader(self) -> RunReader:

@@ -21,9 +21,12 @@ from rlkit.view.panels import Chart, History, Line, charts_of, explain, wrapped
 GREY = "#777777"  # legible on white and on black; the live view replaces exactly this colour by the theme's
 DASHES = ("solid", "dash", "dot", "dashdot")
 STROKES = ("——", "– –", "· · ·", "– ·")
-COLUMNS, ROW, TOP, BOTTOM = 3, 178, 26, 24  # charts side by side; pixels
-LETTERS = 58  # that fit above a chart
+COLUMNS, ROW, TOP, BOTTOM = 3, 190, 26, 36  # charts side by side; pixels
+WIDTH = 1100  # of the figure, until a page says how wide it is
+NARROWEST, LETTER, LABELS = 300, 6.3, 38  # pixels of a chart, of a letter above it, of the numbers beside it
 MOST_TICKS = 5  # rewards that are named one by one
+STEPS = {"title": {"text": "step", "font": {"size": 10, "color": GREY}, "standoff": 1}}
+WAITING = "waiting"  # name of what is said before the first step
 
 
 class Charts:
@@ -48,6 +51,8 @@ class Charts:
         self._many = len(self.histories) > 1 if many is None else many
         figure = go.Figure()
         figure.update_layout(_frame(30 if self._many else 2))
+        figure.update_layout(_nothing_yet())
+        self._width, self._columns = WIDTH, COLUMNS
         self._charts: dict[str, int] = {}  # title -> number of the subplot
         self._traces: dict[tuple[Any, ...], Any] = {}
         self._titles: dict[str, str] = {}
@@ -68,6 +73,22 @@ class Charts:
             if news and self._live:
                 self.figure.keep()
             return news
+
+    def fit(self, width: int) -> None:
+        """Put as many charts side by side as a page of so many pixels has room for, one to three."""
+        columns = min(COLUMNS, max(1, width // NARROWEST))
+        with self._lock:
+            if width < 1 or (columns, width) == (self._columns, self._width):
+                return
+            self._width, self._columns = width, columns
+            charts = [chart for chart in charts_of(self.histories) if chart.title in self._charts]
+            if charts:
+                with self.figure.batch_update():
+                    self._arrange(
+                        [chart.title for chart in charts], {chart.title: chart for chart in charts}, self._named(charts)
+                    )
+            if charts and self._live:
+                self.figure.keep()
 
     def _draw(self) -> bool:
         charts = charts_of(self.histories)
@@ -111,35 +132,40 @@ class Charts:
 
     def _arrange(self, titles: Sequence[str], charts: dict[str, Chart], notes: list[dict[str, Any]]) -> None:
         """Positions of all subplots; titles and levels of the new ones."""
-        rows = math.ceil(len(titles) / COLUMNS)
+        rows = math.ceil(len(titles) / self._columns)
         layout = self.figure.layout
         layout.height = rows * ROW + layout.margin.t + layout.margin.b
         shapes = list(layout.shapes)  # in a batch they read as before: set once
         titled = {note.get("name") for note in notes}
         for place, title in enumerate(titles):
             number, chart = self._charts[title], charts[title]
-            row, column = divmod(place, COLUMNS)
+            row, column = divmod(place, self._columns)
             axis = "" if number == 1 else str(number)
-            width = 1 / COLUMNS
+            width = 1 / self._columns
             top = 1 - (row * ROW + TOP) / (rows * ROW)
             bottom = 1 - ((row + 1) * ROW - BOTTOM) / (rows * ROW)
-            across = [column * width + 0.035, (column + 1) * width - 0.008]
+            across = [column * width + LABELS / self._width, (column + 1) * width - 0.008]
             if title in titled:
                 layout[f"xaxis{axis}"].domain, layout[f"yaxis{axis}"].domain = across, [bottom, top]
                 continue
             # Whole axes at once: a message that sets an axis and its domain apart is refused by plotly.js.
-            layout[f"xaxis{axis}"] = _axis(f"y{axis}", across) | ({"matches": "x"} if axis else {})
+            layout[f"xaxis{axis}"] = _axis(f"y{axis}", across) | STEPS | ({"matches": "x"} if axis else {})
             layout[f"yaxis{axis}"] = _axis(f"x{axis}", [bottom, top]) | _y_axis(chart)
             self._ticks[title] = _reward_ticks(chart)
-            notes.append(_title(chart, axis, self._many))
+            notes.append(_title(chart, axis, self._many, self._letters))
             if chart.warn is not None:
                 shapes.append(_level(chart.warn, axis))
         layout.annotations, layout.shapes = notes, shapes
 
+    @property
+    def _letters(self) -> int:
+        """That fit above a chart."""
+        return int(self._width / self._columns / LETTER)
+
     def _named(self, charts: Sequence[Chart]) -> list[dict[str, Any]]:
         """The titles in the figure; one names the curves below it, and is set anew where a curve came later."""
-        texts = {chart.title: _title(chart, "", self._many)["text"] for chart in charts}
-        notes = [note.to_plotly_json() for note in self.figure.layout.annotations]
+        texts = {chart.title: _title(chart, "", self._many, self._letters)["text"] for chart in charts}
+        notes = [note.to_plotly_json() for note in self.figure.layout.annotations if note.name != WAITING]
         for note in notes:
             name = note.get("name")
             if name in self._titles and texts.get(name, self._titles[name]) != self._titles[name]:
@@ -252,11 +278,12 @@ def _heat(chart: Chart, color: str) -> dict[str, Any]:
     }
 
 
-def _title(chart: Chart, axis: str, many: bool) -> dict[str, Any]:
+def _title(chart: Chart, axis: str, many: bool, letters: int) -> dict[str, Any]:
     """The title, and which curve is which: by colour, or by stroke where colours tell the runs apart."""
-    text = f"<b>{_plain(chart.title)}</b>"
+    unit = f", {chart.unit}" if chart.unit else ""
+    text = f"<b>{_plain(chart.title)}</b>{unit}"
     labels = list(dict.fromkeys(line.label for line in chart.lines))
-    room = LETTERS - len(chart.title)
+    room = letters - len(chart.title) - len(unit)
     for place, label in enumerate(labels if len(labels) > 1 else []):
         room -= len(label) + (6 if many else 2)
         if room < 0:
@@ -323,6 +350,14 @@ def _reward_ticks(chart: Chart) -> dict[str, Any]:
     if chart.heat is None or len(chart.heat.rewards) > MOST_TICKS:
         return {} if chart.heat is None else {"tickmode": "auto", "tickvals": None}
     return {"tickmode": "array", "tickvals": chart.heat.rewards.tolist()}
+
+
+def _nothing_yet() -> dict[str, Any]:
+    """What is seen before the first step: a word, and no axes."""
+    hidden = {"visible": False}
+    place = {"xref": "paper", "yref": "paper", "x": 0.5, "y": 0.5, "showarrow": False}
+    said = {"name": WAITING, "text": "The charts come with the first step.", "font": {"size": 13, "color": GREY}}
+    return {"xaxis": hidden, "yaxis": hidden, "height": 90, "annotations": [said | place]}
 
 
 def _frame(head: int) -> dict[str, Any]:

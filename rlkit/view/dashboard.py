@@ -1,10 +1,9 @@
 """Dashboard: the live view of run folders in a notebook, and what stands in for it elsewhere.
 
 It only reads the folders, in a daemon thread of its own, so it serves a run in this kernel, in another process and of
-last week alike, and a fault of it cannot reach the loop: it is noted, and the next refresh tries again. The thread
-waits at least a hundred times as long as a refresh took: one percent of a core for the thread, and as much again is
-left for what sending costs in other threads (docs/decisions.md has the measured share); what a refresh
-sends does not grow with the run (rlkit/view/series.py).
+last week alike, and a fault of it cannot reach the loop: it is noted, and the next refresh tries again. How often it
+looks follows from what looking costs (rlkit/view/budget.py); what a refresh sends does not grow with the run
+(rlkit/view/series.py).
 
 What is displayed are two things: the live view, and beside it a static picture that a saved notebook keeps
 (rlkit/view/static.py). The picture is renewed now and then, and after each cell.
@@ -23,13 +22,11 @@ from typing import Any
 
 from rlkit.run.reader import RunReader
 from rlkit.run.run import Run
+from rlkit.view.budget import Budget
 from rlkit.view.frontend import FrontEnd, front_end, missing, shell
 from rlkit.view.panels import History
 from rlkit.view.static import advice, as_page, as_text
 
-PAUSE = 0.5  # seconds between two looks, at least
-SHARE = 100  # a pause is at least so many times as long as the last refresh took
-LONGEST = 10.0  # seconds between two looks, at most
 PICTURE_PAUSE = 10.0  # seconds between two static pictures while a live view stands beside them
 _OPEN: dict[tuple[str, ...], "Dashboard"] = {}
 
@@ -70,7 +67,7 @@ class Dashboard:
         self._histories = [None if isinstance(run, Run) else History(_reader(run)) for run in runs]
         self._key = tuple(_name_of(run) for run in runs)
         self._front: FrontEnd = front_end() if live is None else "live" if live and not missing() else "static"
-        self._lock = threading.RLock()
+        self._lock = Budget()
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
         self._shown: list[Any] = []  # handles of the static pictures
@@ -98,11 +95,18 @@ class Dashboard:
 
         self._charts = Charts(self._known, live=True, many=len(self._histories) > 1, lock=self._lock)
         self.fig = self._charts.figure
-        self.panel = Panel([history.reader for history in self._known], controls=controls)
+        self.panel = Panel(
+            [history.reader for history in self._known], controls=controls, fit=self._fit, lock=self._lock
+        )
         self._said = ipywidgets.HTML()
         self._box = ipywidgets.VBox([self.fig, self.panel, self._said])
         self._box.add_class(f"{self._name}-live")
         self._say()
+
+    def _fit(self, width: int) -> None:
+        with self._lock:
+            if self._charts is not None:
+                self._guarded(lambda: self._charts.fit(width))
 
     @property
     def _known(self) -> list[History]:
@@ -197,20 +201,23 @@ class Dashboard:
             shell().events.register("post_run_cell", self._after_cell)
 
     def _watch(self) -> None:
-        pause = PAUSE
-        while not self._closed.wait(pause):
-            started = time.thread_time()
-            self.refresh()
-            if self._stale and time.monotonic() - self._pictured > PICTURE_PAUSE:
-                with self._lock:
+        self._lock.waive()
+        opened = False
+        while not self._closed.wait(self._lock.pause()):
+            if self._lock.owes:
+                continue
+            with self._lock:
+                news = self.refresh()
+                if self._stale and time.monotonic() - self._pictured > PICTURE_PAUSE:
                     self._guarded(self._renew_picture)
-            cost = time.thread_time() - started
-            pause = min(max(PAUSE, SHARE * cost), LONGEST)  # a first import is no reason to sleep for minutes
+            if news and not opened:
+                opened = True
+                self._lock.waive()
 
     def _after_cell(self, result: Any = None) -> None:
         """A cell has ended: if the notebook is saved now, the picture is the state of now."""
-        self.refresh()
         with self._lock:
+            self.refresh()
             if self._stale and not self._closed.is_set():
                 self._guarded(self._renew_picture)
 

@@ -6,8 +6,8 @@ Five quantities, each a number per token, and which stored columns they come fro
   loop did not log `new_logp`, A * (log pi - log pi_ref), the sum of all updates so far. The label says which.
 - log-ratio to the reference: log pi - log pi_ref.
 - entropy of the policy before the token.
-- ratio: log pi - log pi_old per token, as the last update saw it; RLOO clips the *row's* ratio, the product of all, so
-  the clip state is a row's.
+- ratio: pi / pi_old per token, as the last update saw it, shaded by its logarithm, so that double and half are equally
+  strong; RLOO clips the *row's* ratio, the product of all, so the clip state is a row's.
 - sampler gap: log pi - log pi_sampler, which is 0 for an exact engine.
 
 And the surprise -log pi, which explains most of the others. The scale of a colour belongs to the whole completion, so
@@ -36,8 +36,10 @@ def lens(row: "pd.Series", *, page: int) -> dict[str, Any]:
     """One page of the tokens of a completion, with every quantity that the step stored.
 
     Returns:
-        {"tokens": [...], "ids", "mask", "quantities": [{"name", "label", "unit", "signed", "values", "scale", "why"}],
-        "page", "pages", "length", "eos", ...}. A quantity that cannot be had has no values, and `why`.
+        {"tokens": [...], "ids", "mask", "quantities": [{"name", "label", "unit", "kind", "values", "scale", "total",
+        "why"}], "page", "pages", "length", "truncated", ...}. A quantity that cannot be had has no values, and `why`.
+        Its kind is "signed" (around 0), "size" (from 0 up) or "factor" (around 1; `scale` is of its logarithms, `total`
+        the product, and else the sum).
     """
     texts = _tokens(row)
     length = len(texts)
@@ -62,7 +64,7 @@ def lens(row: "pd.Series", *, page: int) -> dict[str, Any]:
 
 
 def quantities(row: "pd.Series", length: int) -> list[dict[str, Any]]:
-    """All quantities of a completion: {"name", "label", "unit", "signed", "values" (length,) or None, "why"}."""
+    """All quantities of a completion: {"name", "label", "unit", "kind", "values" (length,) or None, "why"}."""
     sampler, logp, ref, entropy, old, new = (
         _list(row, name, length) for name in ("sampler_logp", "logp", "ref_logp", "entropy", "old_logp", "new_logp")
     )
@@ -73,12 +75,11 @@ def quantities(row: "pd.Series", length: int) -> list[dict[str, Any]]:
     return [
         _credit(advantage, new, before, policy, ref),
         _difference("log-ratio", "log π − log π_ref", policy, ref, "the loop logged no reference (ref_logps=)"),
-        _quantity("entropy", "entropy of the policy", "nats", False, entropy, "the step stored no entropy"),
-        _difference("ratio", "log π − log π_old of the token", logp, old,
-                    "the step stored no log-probabilities from before the update"),
+        _quantity("entropy", "entropy of the policy", "nats", "size", entropy, "the step stored no entropy"),
+        _ratio(logp, old),
         _difference("sampler gap", "log π − log π_sampler", logp, sampler,
                     "the step stored no log-probabilities of both sampler and policy"),
-        _quantity("surprise", "−log π", "nats", False, None if policy is None else -policy,
+        _quantity("surprise", "−log π", "nats", "size", None if policy is None else -policy,
                   "the step stored no log-probabilities"),
     ]  # fmt: skip
 
@@ -91,36 +92,49 @@ def _credit(
     ref: np.ndarray | None,
 ) -> dict[str, Any]:
     if advantage is None:
-        return _quantity("credit", "A · Δlog π", "reward·nats", True, None, "this row has no advantage")
+        return _quantity("credit", "A · Δlog π", "reward·nats", "signed", None, "this row has no advantage")
     if new is not None and before is not None:
         label = "A · (log π after the update − log π before)"
-        return _quantity("credit", label, "reward·nats", True, advantage * (new - before), "")
+        return _quantity("credit", label, "reward·nats", "signed", advantage * (new - before), "")
     label = "A · (log π − log π_ref); log π after the update is not stored"
     values = None if policy is None or ref is None else advantage * (policy - ref)
-    return _quantity("credit", label, "reward·nats", True, values, "neither new_logp nor a reference is stored")
+    return _quantity("credit", label, "reward·nats", "signed", values, "neither new_logp nor a reference is stored")
 
 
 def _difference(name: str, label: str, left: np.ndarray | None, right: np.ndarray | None, why: str) -> dict[str, Any]:
     values = None if left is None or right is None else left - right
-    return _quantity(name, label, "nats", True, values, why)
+    return _quantity(name, label, "nats", "signed", values, why)
 
 
-def _quantity(name: str, label: str, unit: str, signed: bool, values: np.ndarray | None, why: str) -> dict[str, Any]:
+def _ratio(logp: np.ndarray | None, old: np.ndarray | None) -> dict[str, Any]:
+    values = None
+    if logp is not None and old is not None:
+        with np.errstate(over="ignore"):
+            values = np.exp(logp - old)
+    why = "the step stored no log-probabilities from before the update"
+    return _quantity("ratio", "π / π_old of the token", "1 = unchanged", "factor", values, why)
+
+
+def _quantity(name: str, label: str, unit: str, kind: str, values: np.ndarray | None, why: str) -> dict[str, Any]:
     why = why if values is None else ""
-    return {"name": name, "label": label, "unit": unit, "signed": signed, "values": values, "why": why}
+    return {"name": name, "label": label, "unit": unit, "kind": kind, "values": values, "why": why}
 
 
 def _packed(quantity: dict[str, Any], part: slice, counts: np.ndarray) -> dict[str, Any]:
     values = quantity["values"]
     if values is None:
         return quantity
-    used = np.abs(values[counts & np.isfinite(values)])
+    factor = quantity["kind"] == "factor"
+    with np.errstate(divide="ignore", over="ignore"):
+        sizes = np.log(values) if factor else values
+        total = float(np.exp(sizes[counts].sum()) if factor else values[counts].sum())
+    used = np.abs(sizes[counts & np.isfinite(sizes)])
     scale = float(np.quantile(used, 0.98)) if len(used) else 0.0
     scale = scale if scale > 0 else float(used.max(initial=0.0))
     return quantity | {
         "values": [number(value) for value in values[part]],
         "scale": number(scale),
-        "sum": number(float(values[counts].sum())) if len(values) else 0,
+        "total": number(total),
     }
 
 

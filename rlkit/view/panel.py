@@ -32,9 +32,8 @@ class Panel(anywidget.AnyWidget):
         controls: show pause, stop, save and the declared numbers of runs that are live.
         send: how a command reaches a run: (path, command, name=, value=, by=) -> its number; by default
             `rlkit.run.controls.send`.
-
-    Attributes:
-        lock: held while readers are read; hold it while you refresh them in another thread.
+        fit: is told how many pixels wide the page shows the panel, now and when that changes.
+        lock: held while readers are read; hold it while you refresh them in another thread. One of its own by default.
     """
 
     # As texts: of paths anywidget keeps a watcher on the class, which keeps every panel alive (anywidget issue 929).
@@ -43,12 +42,18 @@ class Panel(anywidget.AnyWidget):
     snapshot = traitlets.Int(0).tag(sync=True, to_json=lambda _, panel: panel.snapshot_now())
 
     def __init__(
-        self, readers: Sequence[Reader], *, controls: bool = True, send: Callable[..., Any] | None = None
+        self,
+        readers: Sequence[Reader],
+        *,
+        controls: bool = True,
+        send: Callable[..., Any] | None = None,
+        fit: Callable[[int], object] | None = None,
+        lock: Any = None,
     ) -> None:
         self.readers = list(readers)
         self.controls = controls
-        self.lock = threading.RLock()
-        self._send_command = send
+        self.lock = lock or threading.RLock()
+        self._send_command, self._fit = send, fit
         self._remembered: dict[str, Any] = {}
         self._pushed: Any = None
         super().__init__()
@@ -99,6 +104,8 @@ class Panel(anywidget.AnyWidget):
             return
         if content.get("kind") == "remember" and isinstance(content.get("state"), dict):
             self._remembered = content["state"]
+        elif content.get("kind") == "width" and isinstance(content.get("width"), int) and self._fit is not None:
+            self._fit(content["width"])
         elif content.get("kind") == "request" and isinstance(content.get("request"), dict):
             self.send({"kind": "answer", "id": content.get("id"), "answer": self.respond(content["request"])})
 

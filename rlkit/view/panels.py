@@ -5,6 +5,7 @@ no error. What a metric means is said by rlkit/metrics.py.
 """
 
 import fnmatch
+import functools
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -26,12 +27,13 @@ LABELS = {"frac_reward_zero_std": "same reward", "frac_no_reward": "no reward"}
 
 @dataclass(frozen=True)
 class Plan:
-    """A chart that may appear: its title, the metrics in it, a level to stay below, and whether the axis begins at
-    0.
+    """A chart that may appear: its title, the metrics in it and their unit, a level to stay below, and whether the axis
+    begins at 0.
     """
 
     title: str
     metrics: tuple[str, ...]
+    unit: str = ""
     warn: float | None = None
     from_zero: bool = False
 
@@ -39,16 +41,21 @@ class Plan:
 PLANS = (
     Plan("Reward", ("reward", "rewards/*/mean")),
     Plan("Reward distribution", ()),
-    Plan("Groups without signal", ("frac_reward_zero_std", "frac_no_reward"), warn=0.5, from_zero=True),
-    Plan("KL to the reference", ("kl",)),
-    Plan("Entropy", ("entropy",), from_zero=True),
+    Plan("Groups without signal", ("frac_reward_zero_std", "frac_no_reward"), "share", warn=0.5, from_zero=True),
+    Plan("KL to the reference", ("kl",), "nats"),
+    Plan("Entropy", ("entropy",), "nats", from_zero=True),
     Plan("Gradient norm", ("grad_norm",), from_zero=True),
-    Plan("Completion length", tuple(f"completions/{which}_length" for which in ("mean", "min", "max")), from_zero=True),
-    Plan("Cut off by the length limit", ("completions/clipped_ratio",), from_zero=True),
-    Plan("Clipped ratios", ("clip_ratio/low_mean", "clip_ratio/high_mean"), from_zero=True),
-    Plan("Sampler gap", ("sampler_gap/mean", "sampler_gap/max"), from_zero=True),
+    Plan(
+        "Completion length",
+        tuple(f"completions/{name}_length" for name in ("mean", "min", "max")),
+        "tokens",
+        from_zero=True,
+    ),
+    Plan("Cut off by the length limit", ("completions/clipped_ratio",), "share", from_zero=True),
+    Plan("Clipped ratios", ("clip_ratio/low_mean", "clip_ratio/high_mean"), "share", from_zero=True),
+    Plan("Sampler gap", ("sampler_gap/mean", "sampler_gap/max"), "nats", from_zero=True),
     Plan("V* and implicit reward", ("v_star", "implicit_reward")),
-    Plan("Time per phase", (), from_zero=True),
+    Plan("Time per phase", (), "s", from_zero=True),
 )
 
 
@@ -76,10 +83,11 @@ class Line:
 
 @dataclass(frozen=True)
 class Chart:
-    """One chart: curves, or a heat map, or curves on top of each other."""
+    """One chart: curves, or a heat map, or curves on top of each other. The unit is that of the vertical axis."""
 
     title: str
     about: str
+    unit: str = ""
     lines: tuple[Line, ...] = ()
     heat: HeatMap | None = None
     run: int = 0  # whose heat map it is
@@ -122,6 +130,7 @@ def charts_of(histories: Sequence[History]) -> list[Chart]:
     return [chart for chart in charts if chart.lines or chart.heat]
 
 
+@functools.lru_cache(maxsize=512)
 def explain(name: str) -> str:
     """What a metric is: sentence, unit, healthy range.
 
@@ -136,6 +145,7 @@ def explain(name: str) -> str:
     return f"{metric.sentence} In {metric.unit}; healthy: {metric.healthy}."
 
 
+@functools.lru_cache(maxsize=512)
 def wrapped(text: str, width: int = 56) -> str:
     """Text broken for a hover box."""
     return "<br>".join(textwrap.wrap(text, width))
@@ -174,7 +184,7 @@ def _lines(plan: Plan, histories: Sequence[History]) -> Chart:
     if len({line.name for line in lines}) == 2 and plan.title == "Reward":  # a single part with weight 1 says it twice
         lines = [line for line in lines if line.name == "reward" or not _same_as_reward(line, lines)]
     text = " ".join(f"{label}: {sentence}" if len(about) > 1 else sentence for label, sentence in about.items())
-    return Chart(plan.title, text, tuple(lines), warn=plan.warn, from_zero=plan.from_zero)
+    return Chart(plan.title, text, plan.unit, tuple(lines), warn=plan.warn, from_zero=plan.from_zero)
 
 
 def _same_as_reward(line: Line, lines: Sequence[Line]) -> bool:
@@ -206,13 +216,13 @@ def _times(histories: Sequence[History]) -> Chart:
             for name, values in phases.items()
             if name != "step_time"
         ]
-        return Chart(title, about, tuple(lines), stacked=True, from_zero=True)
+        return Chart(title, about, "s", tuple(lines), stacked=True, from_zero=True)
     lines = [
         Line(run, "step_time", "step", history.times[0], history.times[1]["step_time"])
         for run, history in enumerate(histories)
         if "step_time" in history.times[1]
     ]
-    return Chart("Time per step", explain("step_time"), tuple(lines), from_zero=True)
+    return Chart("Time per step", explain("step_time"), "s", tuple(lines), from_zero=True)
 
 
 def _label(name: str) -> str:

@@ -78,13 +78,13 @@ def as_text(histories: Sequence[History]) -> str:
 
 def _rules(name: str) -> str:
     """Which of the two is seen, and the theme's colour for the text of the live charts."""
-    here = f".jp-OutputArea:has(.{name}-static):not(:has(.{name}-live))"
-    error = ".jp-OutputArea-child:has(.jupyter-widgets):not(:has(.jupyter-widgets > *))"  # no view, only a message
+    # What follows is JupyterLab's panel for the live view: "Loading widget..." before it, or an error in its place.
+    widget = ".jp-OutputArea-child:has(> .jp-OutputArea-output:is(.lm-Panel, .jupyter-widgets))"
     grey = 'text[style*="fill: rgb(119, 119, 119)"]'
     theme = "var(--jp-ui-font-color1, var(--vscode-foreground, rgb(119, 119, 119)))"
     return (
         f"body:has(.{name}-live) .{name}-static {{ display: none; }}"
-        f"{here} > .jp-OutputArea-child:has(.{name}-static) + {error} {{ display: none; }}"
+        f".jp-OutputArea-child:has(.{name}-static) + {widget}:not(:has(.{name}-live)) {{ display: none; }}"
         f".{name}-live {grey} {{ fill: {theme} !important; }}"
         f'body[data-jp-theme-light="false"] .{name}-live :is(.scatterlayer, .infolayer) {{ filter: brightness(1.4); }}'
     )
@@ -109,13 +109,14 @@ def _spoken(chart: Chart) -> str:
 def chart_as_svg(chart: Chart, runs: Sequence[str], size: tuple[int, int] = SIZE) -> str:
     """One chart as an SVG picture; with several runs their curves are told apart by colour."""
     many = len(runs) > 1
+    title = chart.title + f", {chart.unit}" * bool(chart.unit)
     floor = 0.0 if chart.from_zero else None
     if chart.heat is not None:
         keep = slice(None, None, math.ceil(len(chart.heat.steps) / HEAT_COLUMNS))
         shares = chart.heat.shares[:, keep].tolist()
         color = COLORS[chart.run % len(COLORS)]
         cells = Cells(chart.heat.steps[keep].tolist(), chart.heat.rewards.tolist(), shares, color)
-        return picture(chart.title, {}, size=size, cells=cells)
+        return picture(title, {}, size=size, cells=cells)
     lines = chart.lines
     if many:  # one curve a run: the first of the chart
         lines = tuple(line for line in lines if line.label == lines[0].label)
@@ -127,7 +128,7 @@ def chart_as_svg(chart: Chart, runs: Sequence[str], size: tuple[int, int] = SIZE
         for line in lines
     }
     colors = [COLORS[line.run % len(COLORS)] for line in lines] if many else COLORS
-    return picture(chart.title, curves, size=size, colors=colors, level=chart.warn, floor=floor, stacked=chart.stacked)
+    return picture(title, curves, size=size, colors=colors, level=chart.warn, floor=floor, stacked=chart.stacked)
 
 
 def _table(history: History, many: bool) -> str:

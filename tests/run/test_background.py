@@ -15,7 +15,7 @@ import rlkit as rl
 from rlkit.cli import main
 from rlkit.run.background import Background, same_torch_state
 from rlkit.run.controls import send
-from rlkit.run.folder import read_json, read_lines
+from rlkit.run.lines import read_json, read_lines
 from rlkit.run.stopping import StopFlag
 
 

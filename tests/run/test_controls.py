@@ -17,7 +17,8 @@ import rlkit as rl
 from rlkit import timing
 from rlkit.cli import main
 from rlkit.run.controls import Inbox, parse, send
-from rlkit.run.folder import read_json, read_lines, unlock
+from rlkit.run.folder import unlock
+from rlkit.run.lines import read_json, read_lines
 
 
 def state_of(run):

@@ -3,6 +3,7 @@
 import json
 import math
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -78,6 +79,66 @@ def test_a_loop_goes_on_after_the_step_in_which_the_disk_was_full(run, disk):
     for step, _ in run.steps(range(4), 4, progress=False):
         run.log(step, a=step)
     assert run.metrics["a"].tolist() == [0, 1, 2, 3] and run.stopped == "done"
+
+
+# --- a folder that goes away ---
+
+
+def train(run, policy, optimizer, steps, in_step=None):
+    """A loop that really updates the policy; `in_step(step)` is called before the step is logged."""
+    for step, _ in run.steps(range(99), steps, progress=False):
+        loss = sum((parameter**2).sum() for parameter in policy.trainable_parameters())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        if in_step is not None:
+            in_step(step)
+        run.log(step, loss_now=float(loss.detach()))
+
+
+@pytest.fixture
+def trained(run, policy):
+    optimizer = torch.optim.SGD(policy.trainable_parameters(), lr=0.01)
+    run.track(policy, optimizer)
+    return run, policy, optimizer
+
+
+def test_a_deleted_folder_ends_the_loop_with_a_word_and_nothing_else_is_lost(trained, tmp_path):
+    run, policy, optimizer = trained
+
+    def delete(step):
+        if step == 2:
+            shutil.rmtree(run.path)
+
+    with pytest.raises(FileNotFoundError) as caught:
+        train(run, policy, optimizer, 5, delete)
+    said = str(caught.value)
+    assert str(run.path) in said and "deleted or moved" in said and "policy.save_pretrained" in said
+    assert run.stopped == "left" and not run.path.exists()  # not made anew, without a past
+    for work in (run.save, lambda: run.log(3, a=1.0), lambda: run.control("stop")):
+        with pytest.raises(FileNotFoundError):
+            work()
+    assert not run.path.exists()
+    policy.save_pretrained(tmp_path / "kept")
+    after = rl.Run(tmp_path / "run")
+    after.track(policy, optimizer)
+    train(after, policy, optimizer, 2)
+    assert after.path == run.path and after.stopped == "done" and len(after.metrics) == 2
+    assert (after.path / "ckpt" / "step-000002").is_dir()
+
+
+def test_a_folder_that_is_moved_back_goes_on(trained, tmp_path):
+    run, policy, optimizer = trained
+
+    def move(step):
+        if step == 2:
+            run.path.rename(tmp_path / "elsewhere")
+
+    with pytest.raises(FileNotFoundError, match="move it back and run the loop again"):
+        train(run, policy, optimizer, 5, move)
+    (tmp_path / "elsewhere").rename(run.path)
+    train(run, policy, optimizer, 5)
+    assert run.metrics["step"].tolist() == [0, 1, 2, 3, 4] and run.stopped == "done"
 
 
 def test_a_log_with_a_broken_line_can_be_cut(tmp_path):

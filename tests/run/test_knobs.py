@@ -215,3 +215,93 @@ def test_a_checkpoint_without_numbers_is_resumed(run, policy):
     list(run.steps(range(9), 2, progress=False))
     again = restarted(run, policy, optimizer, first="resume")
     assert again.knobs(beta=0.1).beta == 0.1
+
+
+# --- changes after the last checkpoint ---
+
+
+def train(run, policy, optimizer, steps, *, send_at=(), beta=0.1):
+    """A loop that saves at steps 2, 4, ...; `send_at`: {step: (name, value)} that come in the middle of these steps."""
+    run.track(policy, optimizer)
+    knobs = run.knobs(beta=beta, learning_rate=optimizer)
+    run.resume()
+    for step, _ in run.steps(range(99), steps, save_every=2, progress=False):
+        run.log(step, drawn=float(torch.rand(()) * knobs.beta), rate=optimizer.param_groups[0]["lr"])
+        for name, value in dict(send_at).get(step, {}).items():
+            send(run.path, "set", name=name, value=value)
+        yield step
+
+
+def killed(run, loop, after):
+    """The loop goes to the end of a step and not further, as after `kill -9`: nothing is saved on the way out."""
+    for step in loop:
+        if step == after:
+            break
+    saved = {file.relative_to(run.path): file.read_bytes() for file in run.path.rglob("*") if file.is_file()}
+    loop.close()
+    for file in list(run.path.rglob("*")):
+        if file.is_file() and file.relative_to(run.path) not in saved:
+            file.unlink()
+    for file, content in saved.items():
+        (run.path / file).write_bytes(content)
+    unlock(run.path)
+
+
+CHANGES = {2: {"beta": 0.5}, 4: {"beta": 0.7, "learning_rate": 0.01}}
+
+
+def start(path, policy):
+    rl.setup(seed=0)
+    policy = rl.load_policy("tiny-add")
+    return rl.Run(path), policy, torch.optim.SGD(policy.trainable_parameters(), lr=0.1)
+
+
+def test_steps_that_are_done_again_see_the_changes_that_they_saw(tmp_path, policy, capsys):
+    """Killed in step 5, gone back to step 4: the change of step 3 is in the checkpoint, those of step 5 are not."""
+    whole = start(tmp_path / "whole", policy)
+    list(train(*whole, 8, send_at=CHANGES))
+    wanted = (whole[0].path / "metrics.jsonl").read_bytes()
+
+    one = start(tmp_path / "killed", policy)
+    killed(one[0], train(*one, 8, send_at=CHANGES), after=5)
+    assert (one[0].path / "ckpt" / "latest").read_text() == "step-000004\n"
+    two = start(tmp_path / "killed", policy)
+    killed(two[0], train(*two, 8), after=5)  # once more: the notes are still there
+    capsys.readouterr()
+    last = start(tmp_path / "killed", policy)
+    assert list(train(*last, 8)) == [4, 5, 6, 7]
+    assert (last[0].path / "metrics.jsonl").read_bytes() == wanted
+    said = capsys.readouterr().out
+    assert said.count("beta 0.5 -> 0.7 again, from step 5 on") == said.count("learning_rate 0.1 -> 0.01 again") == 1
+    assert (
+        "knobs/beta" in last[0].metrics and last[0].metrics["knobs/beta"].tolist() == [0.1] * 3 + [0.5] * 2 + [0.7] * 3
+    )
+    lines = (last[0].path / "changes.jsonl").read_text().splitlines()
+    assert len(lines) == 3  # noted when they came, not when they were repeated
+
+
+def test_a_new_change_and_a_new_declaration_are_newer_than_the_notes(tmp_path, policy, capsys):
+    one = start(tmp_path / "run", policy)
+    killed(one[0], train(*one, 9, send_at={4: {"beta": 0.7}, 5: {"learning_rate": 0.01}}), after=7 - 2)
+    two = start(tmp_path / "run", policy)  # goes back to step 4; beta is changed before its old change comes
+    killed(two[0], train(*two, 9, send_at={3: {}, 4: {"learning_rate": 0.5}}, beta=0.2), after=5)
+    assert "beta is not set to 0.7 again: declared now as 0.2, then as 0.1" in capsys.readouterr().out
+    last = start(tmp_path / "run", policy)
+    list(train(*last, 8, beta=0.2))
+    found = last[0].metrics
+    assert found["knobs/beta"].tolist() == [0.1] * 4 + [0.2] * 4
+    assert found["knobs/learning_rate"].tolist() == [0.1] * 5 + [0.5] * 3  # not 0.01 from step 6 on
+
+
+def test_notes_of_nonsense_and_of_numbers_that_are_gone_are_skipped(tmp_path, policy, capsys):
+    one = start(tmp_path / "run", policy)
+    killed(one[0], train(*one, 8), after=3)
+    (one[0].path / "changes.jsonl").write_bytes(
+        b'{"step": 2, "name": "gone", "value": 1.0, "declared": 1.0}\n{"step": "x", "name": "beta", "value": 1}\n'
+        b'{"step": 2, "name": "beta", "value": NaN, "declared": 0.1}\n[]\n{"step": 3, "name": "beta", "val'
+    )
+    again = start(tmp_path / "run", policy)
+    assert list(train(*again, 4)) == [2, 3]
+    said = capsys.readouterr().out
+    assert "gone is not set to 1.0 again" in said and "beta is not set to nan again" in said
+    assert again[0].metrics["knobs/beta"].tolist() == [0.1] * 4

@@ -15,7 +15,7 @@ from waiting import LONG
 
 import rlkit as rl
 from rlkit.run import sinks
-from rlkit.run.folder import read_lines
+from rlkit.run.lines import read_lines
 from rlkit.run.sinks import TABLE_ROWS, Sink, completions_frame
 
 ROOT = Path(__file__).parents[2]

@@ -11,7 +11,7 @@ from waiting import until
 from rlkit.cli import main
 from rlkit.run.checkpoint import newest
 from rlkit.run.controls import send
-from rlkit.run.folder import read_json, read_lines
+from rlkit.run.lines import read_json, read_lines
 
 pytestmark = pytest.mark.torchrun
 

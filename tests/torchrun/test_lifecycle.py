@@ -13,7 +13,7 @@ from lifecycle_worker import HALF, STEPS, TORN, train
 
 from rlkit.run import folder
 from rlkit.run.checkpoint import newest
-from rlkit.run.folder import read_lines
+from rlkit.run.lines import read_lines
 
 pytestmark = pytest.mark.torchrun
 

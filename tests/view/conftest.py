@@ -1,5 +1,6 @@
 """Fixtures for tests in a browser: one JupyterLab and one Chromium for all of them."""
 
+import contextlib
 import os
 import sys
 from pathlib import Path
@@ -38,5 +39,6 @@ def pytest_runtest_makereport(item, call):
     report = yield
     if report.failed and call.when == "call" and "lab" in item.fixturenames and item.funcargs["lab"].pages:
         page = item.funcargs["lab"].pages[-1]
-        report.sections.append(("picture of the page", str(page.shot(f"failed-{item.name}"))))
+        with contextlib.suppress(Exception):  # it may be closed by now, and the test's own words are what counts
+            report.sections.append(("picture of the page", str(page.shot(f"failed-{item.name}"))))
     return report

@@ -1,6 +1,7 @@
 """What is drawn, of what, and in how many bytes."""
 
 import json
+import re
 import time
 
 import numpy as np
@@ -12,6 +13,7 @@ from rlkit.run.reader import RunReader
 from rlkit.view.charts import Charts
 from rlkit.view.distribution import Rewards
 from rlkit.view.panels import PLANS, History, charts_of, explain, mean_times
+from rlkit.view.static import chart_as_svg
 
 
 def history(folder):
@@ -51,6 +53,53 @@ def test_charts_appear_when_they_have_data(tmp_path):
     charts.draw()
     assert "exact" in charts.figure.layout.annotations[0].text  # a title names curves that came later
     assert [note.name for note in charts.figure.layout.annotations] == titles
+
+
+def test_before_the_first_step_there_is_a_word_and_no_empty_axes(tmp_path):
+    (tmp_path / "r").mkdir()
+    (tmp_path / "r" / "config.json").write_text("{}")
+    found = history(tmp_path / "r")
+    charts = Charts([found], live=False)
+    layout = charts.figure.layout
+    assert layout.xaxis.visible is layout.yaxis.visible is False
+    assert [note.text for note in layout.annotations] == ["The charts come with the first step."]
+    log(tmp_path / "r", {"step": 0, "reward": 0.5})
+    found.reader.refresh()
+    found.update()
+    charts.draw()
+    assert [note.name for note in layout.annotations] == ["Reward"]
+    assert layout.xaxis.visible is layout.yaxis.visible is None  # plotly's default: seen
+
+
+def test_axes_say_what_they_are(tmp_path):
+    """The steps below, the unit beside the title; in the picture of a saved notebook too."""
+    found = history(write_run(tmp_path / "r", 30))
+    layout = Charts([found], live=False).figure.layout
+    texts = {note.name: note.text for note in layout.annotations}
+    assert "nats" in texts["KL to the reference"] and "nats" in texts["Entropy"]
+    assert "tokens" in texts["Completion length"] and "share" in texts["Clipped ratios"]
+    assert all(layout[f"xaxis{number or ''}"].title.text == "step" for number in [0, *range(2, len(texts) + 1)])
+    (entropy,) = [chart for chart in charts_of([found]) if chart.title == "Entropy"]
+    assert "Entropy, nats" in chart_as_svg(entropy, ["r"])
+
+
+def test_a_narrow_page_has_fewer_charts_side_by_side(tmp_path):
+    """No title runs into the next chart, and no chart is lost."""
+    charts = Charts([history(write_run(tmp_path / "r", 30))], live=False)
+    layout = charts.figure.layout
+    many, tall = len(layout.annotations), layout.height
+
+    def side_by_side():
+        return len({layout[f"xaxis{number or ''}"].domain for number in [0, *range(2, many + 1)]})
+
+    assert side_by_side() == 3
+    for width, wanted in ((620, 2), (320, 1), (200, 1), (1500, 3)):
+        charts.fit(width)
+        assert side_by_side() == wanted and len(layout.annotations) == many
+        for note in layout.annotations:
+            seen = re.sub("<[^>]*>", "", note.text)
+            assert len(seen) * 6.3 < max(300, width / wanted), seen
+    assert layout.height == tall and not charts.draw()
 
 
 def test_a_full_run_has_all_charts_with_an_explanation_each(tmp_path):

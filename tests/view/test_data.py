@@ -431,14 +431,16 @@ def test_every_quantity_is_what_it_says(folder):
         "credit": row["advantage"] * (columns["new_logp"] - columns["old_logp"]),
         "log-ratio": columns["logp"] - columns["ref_logp"],
         "entropy": np.array(row["entropy"]),
-        "ratio": columns["logp"] - columns["old_logp"],
+        "ratio": np.exp(columns["logp"] - columns["old_logp"]),
         "sampler gap": columns["logp"] - columns["sampler_logp"],
         "surprise": -columns["logp"],
     }
     assert list(by_name) == list(expected)
     for name, values in expected.items():
         assert by_name[name]["values"] == pytest.approx(values, abs=1e-6), name
-        assert by_name[name]["sum"] == pytest.approx(values.sum(), abs=1e-5), name
+        total = values.prod() if name == "ratio" else values.sum()  # the row's ratio is the product of its tokens'
+        assert by_name[name]["total"] == pytest.approx(total, rel=1e-5, abs=1e-5), name
+    assert by_name["ratio"]["scale"] == pytest.approx(0.25, abs=1e-6)  # of the logarithm: double is as strong as half
     assert found["about"]["advantage"] == pytest.approx(row["advantage"], rel=SHOWN)
 
 
@@ -473,7 +475,7 @@ def test_masked_tokens_do_not_set_the_scale(folder):
     reader = one_step(folder, table)
     found, by_name = lens_of(reader)
     assert by_name["entropy"]["scale"] == pytest.approx(0.5) and found["mask"][-1] is False
-    assert by_name["entropy"]["sum"] == pytest.approx(0.5 * (table[0]["length"] - 1))
+    assert by_name["entropy"]["total"] == pytest.approx(0.5 * (table[0]["length"] - 1))
     _, by_name = lens_of(reader, row=1)
     assert by_name["entropy"]["values"][:2] == ["inf", "NaN"] and by_name["entropy"]["scale"] == pytest.approx(0.25)
 

@@ -11,6 +11,7 @@ import sys
 
 import nbformat
 import pytest
+from folders import write_run
 from lab import PATIENCE, environment, wait_until, watch
 
 from rlkit.run.reader import RunReader
@@ -220,6 +221,29 @@ def test_a_plain_cell_is_watched_and_interrupted_and_leaves_a_picture(lab):
         picture.screenshot(path=page.shots() / "nbconvert.png")
         # nbconvert's own page asks for these two, in every notebook; nothing of the view may be among them
         assert all(re.match(r"https://cdnjs\.cloudflare\.com/.*/(require|MathJax|mathjax)", url) for url in strangers)
+
+
+def test_below_the_picture_there_is_no_word_of_a_widget_that_does_not_come(lab):
+    """A saved notebook that is opened where no kernel can be had: JupyterLab waits for the widget, for ever."""
+    write_run(lab.server.notebooks / "runs" / "waits", 6)
+    page = lab.open("waits.ipynb", ["import rlkit as rl", "rl.Dashboard('runs/waits')"])
+    page.run(0)
+    page.run(1)
+    live = page.output(1).locator(".js-plotly-plot")
+    live.first.wait_for(state="visible")
+    assert not page.output(1).locator(".rlkit-static").is_visible()
+    page.save()
+    lab.server.kill_kernels()
+    page.close()
+    with lab.browser.new_context(viewport={"width": 1280, "height": 1500}) as context:
+        other = context.new_page()
+        context.route(re.compile("/api/(sessions|kernels)"), lambda route: route.abort())
+        other.goto(f"http://127.0.0.1:{lab.server.port}/lab/tree/waits.ipynb?token={lab.server.token}&reset")
+        output = other.locator(".jp-Notebook .jp-Cell").nth(1).locator(".jp-Cell-outputArea")
+        output.locator(".rlkit-static").wait_for(state="visible", timeout=PATIENCE * 1000)
+        wait_until(lambda: "Loading widget" in output.text_content(), "JupyterLab waits for the widget")
+        assert "Loading widget" not in output.inner_text()
+        assert "step 5" in output.inner_text() or "reward" in output.inner_text()
 
 
 def check_picture(picture, steps):

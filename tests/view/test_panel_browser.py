@@ -406,6 +406,34 @@ def test_tokens_are_shaded_by_sign_and_size(bench, tmp_path):
     assert it.page.locator(".rl-end").count() == 0
 
 
+def test_the_ratio_is_a_ratio_with_its_clip_state(bench, tmp_path):
+    """One token is half as likely as before, one is twice as likely: equally strong; their product is the row's."""
+    folder = write_run(tmp_path / "run", steps=0)
+    table = rows(0, prompts=["p "], num_generations=2, texts=["abcdefghijkl"] * 2)
+    logs = [-0.6931472, 0.6931472, 0.0, 0.0, 0.2231436]  # 1/2, 2, 1, 1, 5/4
+    table[0] |= {"old_logp": [-1.0] * 5, "logp": [value - 1.0 for value in logs], "loss_mask": [True] * 5}
+    table[0] |= {"ratio": 1.25, "clipped": 1, "epsilon": 0.2, "epsilon_high": 0.2, "truncated": False}
+    write_rollout(folder, 0, table)
+    it = bench(RunReader(folder)).start()
+    it.page.click("[data-key=quantity-ratio]")
+    it.page.click("[data-key=figures]")
+    assert it.page.locator(".rl-token .rl-figure").all_inner_texts() == [
+        "×0.500",
+        "×2.000",
+        "×1.000",
+        "×1.000",
+        "×1.250",
+    ]
+    colours = [re.findall(r"[\d.]+", it.background(f'[data-token="{i}"]')) for i in range(3)]
+    channel = [[float(part) for part in colour] for colour in colours]
+    assert channel[0][0] > channel[0][2] and channel[1][2] > channel[1][0]  # orange below 1, blue above
+    assert channel[0][3] == pytest.approx(channel[1][3]) and channel[2][3] == 0
+    legend = it.text(".rl-legend")
+    assert "π / π_old" in legend and "product ×1.250" in legend
+    assert "ratio of the row 1.250 ▲ clipped above" in legend and "(1 − 0.200 to 1 + 0.200)" in legend
+    assert "ratio ×0.500" in it.page.locator('[data-token="0"]').get_attribute("aria-label")
+
+
 def test_numbers_by_mouse_and_by_keyboard(bench, reader):
     it = bench(reader).start()
     row = rows(5)[0]

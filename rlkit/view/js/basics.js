@@ -89,14 +89,30 @@ function nearest(steps, wanted) {
   return best;
 }
 
+/** How strong a value of a quantity is, from -1 to 1 of its scale; a factor by its logarithm. */
+function strength(quantity, value) {
+  if (typeof value !== "number" || !(quantity.scale > 0)) return NaN;
+  return (quantity.kind === "factor" ? Math.log(value) : value) / quantity.scale;
+}
+
+/** The value at one end of a quantity's scale. */
+function endOf(quantity, sign) {
+  if (typeof quantity.scale !== "number") return quantity.scale;
+  return quantity.kind === "factor" ? Math.exp(sign * quantity.scale) : sign * quantity.scale;
+}
+
 /** A value of a quantity, with decimals that suit its scale. */
 function figure(quantity, value) {
+  if (quantity.kind === "factor") {
+    const places = quantity.scale > 0 ? Math.min(6, Math.max(2, 2 - Math.floor(Math.log10(quantity.scale)))) : 2;
+    return typeof value !== "number" ? say(value) : value >= 1e4 || (value > 0 && value < 0.01) ? `×${value.toExponential(1)}`.replaceAll("-", MINUS) : `×${value.toFixed(places)}`;
+  }
   if (typeof value === "number" && typeof quantity.scale === "number" && quantity.scale > 0 && quantity.scale < 1e-4) {
-    return (quantity.signed && value > 0 ? "+" : "") + value.toExponential(1).replaceAll("-", MINUS);
+    return (quantity.kind === "signed" && value > 0 ? "+" : "") + value.toExponential(1).replaceAll("-", MINUS);
   }
   const digits = typeof quantity.scale === "number" && quantity.scale > 0 ? Math.min(6, Math.max(2, 2 - Math.floor(Math.log10(quantity.scale)))) : 3;
   const decimals = typeof value === "number" ? digits : null;
-  return quantity.signed ? signed(value, decimals) : say(value, decimals);
+  return quantity.kind === "signed" ? signed(value, decimals) : say(value, decimals);
 }
 
 const shortName = (name) => spoken(name.replace(/^rewards\//, "").replace("group_id", "group").replace("truncated", "cut off").replace(/^kl$/, "KL"), 28);

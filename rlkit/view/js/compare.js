@@ -29,6 +29,7 @@ class Compare extends Detail {
     this.parts.main.replaceChildren(
       el("div", { class: "rl-line" }, this.sidePicker("left"), el("span", { class: "rl-dim" }, "against"), this.sidePicker("right"), el("span", { class: "rl-fill" }),
         el("span", { class: "rl-dim" }, `${plural(found.shared, "prompt")} in both (${count(a.prompts)} in A, ${count(b.prompts)} in B)`)),
+      a.run === b.run && a.step === b.step ? el("p", { class: "rl-note" }, "A and B are the same step. Choose another step, or run, for one of them.") : "",
       ...[a, b].filter((side) => side.said).map((side) => el("p", { class: "rl-note" }, side.said)),
       found.shared ? el("div", { class: "rl-two rl-heads" }, el("b", {}, `A · ${name(a)}`), el("b", {}, `B · ${name(b)}`)) : el("p", { class: "rl-note" }, "The two have no prompt in common. Other steps of the same data, or two runs at the same step, may have."),
       el("div", { class: "rl-scroll rl-tall" }, blocks),

@@ -68,10 +68,10 @@ class Detail extends Table {
     if (end) classes.push("rl-end");
     if (!masked && typeof value === "string") classes.push("rl-odd");
     const state = [end && "end token", masked && "masked: not in the loss"].filter(Boolean).join(", ");
-    const style = !masked && typeof value === "number" && quantity.scale > 0 ? { "background-color": shade(value / quantity.scale, STRONGEST) } : {};
+    const style = !masked && quantity ? { "background-color": shade(strength(quantity, value), STRONGEST) } : {};
     const node = el("span", {
       class: classes.join(" "), role: "option", tabindex: index === 0 ? 0 : -1, "data-token": index, "data-key": `token-${at}`, "aria-selected": false, style,
-      "aria-label": `token ${at + 1}: ${spoken(said, 40) || "empty"}${state ? `, ${state}` : ""}${quantity ? `, ${quantity.name} ${say(value)}` : ""}`,
+      "aria-label": `token ${at + 1}: ${spoken(said, 40) || "empty"}${state ? `, ${state}` : ""}${quantity ? `, ${quantity.name} ${figure(quantity, value)}` : ""}`,
       onmouseenter: () => this.read(readout, index, false), onfocus: () => this.read(readout, index, true),
       onclick: (event) => event.currentTarget.focus(),
     }, said === "" ? el("span", { class: "rl-sign" }, "∅") : visible(said, { spaces: true }), typeof token === "object" ? el("span", { class: "rl-more" }, `… ${count(token.length)}`) : "",
@@ -99,17 +99,17 @@ class Detail extends Table {
   }
 
   legend(quantity, lens) {
-    const scale = quantity.scale;
+    const oneSided = quantity.kind === "size", factor = quantity.kind === "factor";
     const stops = [];
-    for (let i = 0; i <= 10; i++) stops.push(shade(quantity.signed ? i / 5 - 1 : i / 10, STRONGEST));
+    for (let i = 0; i <= 10; i++) stops.push(shade(oneSided ? i / 10 : i / 5 - 1, STRONGEST));
     const bar = el("span", { class: "rl-bar", "aria-hidden": true, style: { "background-image": `linear-gradient(to right, ${stops.join(", ")})` } });
     const row = lens.about;
     const clip = quantity.name === "ratio" && typeof row.ratio === "number"
-      ? el("span", { class: "rl-fact" }, "ratio of the row ", el("b", {}, say(row.ratio)), row.clipped > 0 ? " ▲ clipped above" : row.clipped < 0 ? " ▼ clipped below" : " not clipped", typeof row.epsilon === "number" ? ` (1 ${MINUS} ${say(row.epsilon)} to 1 + ${say(typeof row.epsilon_high === "number" ? row.epsilon_high : row.epsilon)})` : "")
+      ? el("span", { class: "rl-fact" }, "ratio of the row ", el("b", {}, say(row.ratio)), row.clipped > 0 ? " ▲ clipped above: no gradient" : row.clipped < 0 ? " ▼ clipped below: no gradient" : " not clipped", typeof row.epsilon === "number" ? ` (1 ${MINUS} ${say(row.epsilon)} to 1 + ${say(typeof row.epsilon_high === "number" ? row.epsilon_high : row.epsilon)})` : "")
       : "";
     return el("div", { class: "rl-line rl-legend" },
-      el("span", { class: "rl-scale" }, quantity.signed ? figure(quantity, typeof scale === "number" ? -scale : scale) : "0", bar, figure(quantity, scale)),
-      el("span", { class: "rl-dim" }, `${quantity.label}, ${quantity.unit}`), el("span", { class: "rl-fact" }, "sum ", el("b", {}, figure(quantity, quantity.sum))), clip);
+      el("span", { class: "rl-scale" }, oneSided ? "0" : figure(quantity, endOf(quantity, -1)), bar, figure(quantity, endOf(quantity, 1))),
+      el("span", { class: "rl-dim" }, `${quantity.label}, ${quantity.unit}`), el("span", { class: "rl-fact" }, factor ? "product " : "sum ", el("b", {}, figure(quantity, quantity.total))), clip);
   }
 
   lensPager(lens) {

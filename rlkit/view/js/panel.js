@@ -214,7 +214,7 @@ class PanelView extends Compare {
     const name = runs.length > 1
       ? el("select", { "aria-label": "Run", "data-key": "run", onchange: (event) => this.change({ run: +event.target.value, step: null, follow: true, page: 0, chosen: null }) },
           runs.map((one) => el("option", { value: one.run, selected: one.run === this.state.run }, spoken(one.name, 60))))
-      : el("strong", { class: "rl-name" }, visible(String(run.name ?? "")));
+      : el("strong", { class: "rl-name" }, runs.length ? visible(String(run.name ?? "")) : "The run has not begun.");
     const tabs = [["rows", "Completions"], ["compare", "Compare"], ["pins", `Pinned${this.state.pins.length ? ` (${this.state.pins.length})` : ""}`]]
       .filter(([tab]) => tab === "rows" || !this.source.kinds || this.source.kinds.has(tab === "pins" ? "pin" : "compare"));
     return el("div", { class: "rl-line" }, name, this.stateBadge(run), el("span", { class: "rl-fill" }),

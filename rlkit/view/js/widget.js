@@ -29,15 +29,18 @@ export default () => ({
       remember: (state) => model.send({ kind: "remember", state }),
     });
     // plotly measures its place at a resize of the window only; the charts beside this panel were drawn before they had one
-    let width = 0;
+    let width = 0, told;
     const sized = new ResizeObserver(() => {
       if (element.clientWidth === width) return;
       width = element.clientWidth;
       window.dispatchEvent(new Event("resize"));
+      clearTimeout(told);
+      told = setTimeout(() => width > 0 && model.send({ kind: "width", width }), 300); // how many charts fit side by side
     });
     sized.observe(element);
     return () => {
       sized.disconnect();
+      clearTimeout(told);
       model.off("msg:custom", receive);
       waiting.clear();
       listeners.clear();
