@@ -47,6 +47,8 @@ ERRORS = [
     ("type of no flag", [cell("import torch\na: torch.Tensor = 3", "parameters")], ["E104 cell 1 line 2"]),
     ("default of another type", [cell("a: int = 0.5", "parameters")], ["E104 cell 1 line 1"]),
     ("reserved name", [cell("config = 'x'", "parameters")], ["E105 cell 1 line 1"]),
+    ("two parameters of one flag", [cell("kl = True\nno_kl = 3", "parameters")], ["E105 cell 1 line 2"]),
+    ("a run flag's no", [cell("no_deterministic = 3", "parameters")], ["E105 cell 1 line 1"]),
     ("the script's name", ["rlkit_script = 1"], ["E105 cell 1 line 1"]),
     ("two parameters cells", [PARAMS, cell("b = 2", "parameters")], ["E106 cell 2 line 0"]),
     ("type without value", [cell("a: int", "parameters")], ["E106 cell 1 line 1"]),
@@ -154,6 +156,12 @@ def test_all_problems_at_once_with_reason_and_fix(tmp_path):
     assert isinstance(caught.value, ValueError)
 
 
+@pytest.mark.parametrize(("default", "kind"), [("1 + 2j", "complex"), ("b'x'", "bytes"), ("...", "ellipsis")])
+def test_a_default_of_no_flags_type_is_named(default, kind, tmp_path):
+    with pytest.raises(ExportError, match=f"E104 no flag can have the type `{kind}` of 'a'"):
+        exported(tmp_path, cell(f"a = {default}", "parameters"))
+
+
 def test_a_broken_cell_makes_no_false_alarms_in_others(tmp_path):
     """What it would have defined is taken as defined."""
     assert problems(tmp_path, "def f(:\n    pass", "f()", "%%bash\necho", "g()") == [
@@ -203,6 +211,11 @@ def test_innocent_code_is_silent(cells, tmp_path):
             "n.ipynb",
             '{"nbformat": 4, "nbformat_minor": 5, "metadata": {"kernelspec": {"language": "R"}}, "cells": []}',
             "language is R",
+        ),
+        (
+            "n.ipynb",
+            '{"nbformat": 4, "nbformat_minor": 5, "metadata": {}, "cells": [{"cell_type": "code", "metadata": {}}]}',
+            "not a cell of a notebook: source.* Fix: Open it in Jupyter",
         ),
     ],
 )

@@ -54,6 +54,7 @@ SAME = {
     "semicolons": ["a = 1; b = a + 1; c = b", "d = c;"],
     "comments": ["# first\n\na = 1  # behind\n# between\nb = 2\n# last"],
     "only comments": ["# nothing here", "a = 1"],
+    "blanks at the end of a line": ["print(1)\na = '''x   \n y  \n  '''  \nb = f'''{a}  \n'''"],
     "not ASCII": ["größe = 'ä\u2028b'\nμ = len(größe)", "α = f'{μ}é'"],
     "form feed": ["print(1)\na = 'x\x0cy'\nb = 2"],
     "line continued": ["print(1)\na = 1 + \\\n  2\nb = [\n1,\n  2]"],
@@ -302,6 +303,21 @@ def test_several_notebooks_go_into_a_folder(tmp_path, capsys):
     assert main(["export", str(first), str(second), "-o", folder]) == 1
     assert "b.ipynb cell 1 line 1: E103" in capsys.readouterr().err and (tmp_path / "scripts" / "a.py").exists()
     assert main(["export", str(first), str(second), "-o", str(first)]) == 1
+
+
+def test_two_notebooks_do_not_share_a_script(tmp_path, capsys):
+    for folder in ("one", "two"):
+        (tmp_path / folder).mkdir()
+    first, second = write(tmp_path / "one", "x = 1"), write(tmp_path / "two", "x = 2")
+    for flags in ([], ["--check"]):
+        assert main(["export", str(first), str(second), "-o", str(tmp_path / "new"), *flags]) == 1
+        assert "would both be" in capsys.readouterr().err and not (tmp_path / "new").exists()
+
+
+def test_the_headers_commands_are_quoted(tmp_path):
+    path = write(tmp_path, "x = 1", name="my $(touch x) run.ipynb")
+    text = export_text(path).text
+    assert "python 'my $(touch x) run.py' --help" in text and "rlkit export 'my $(touch x) run.ipynb'" in text
 
 
 def test_the_scripts_in_the_repository_are_fresh(capsys):
