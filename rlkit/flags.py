@@ -30,7 +30,24 @@ class Parameter:
     @property
     def flag(self) -> str:
         """The name on the command line."""
-        return "--" + (self.name if self.name.startswith("_") else self.name.replace("_", "-"))
+        return own_flags(self.name)[0]
+
+
+def own_flags(name: str) -> list[str]:
+    """What sets a parameter on a command line: `--max-steps`, `--max_steps`.
+
+    Example:
+        >>> own_flags("max_steps"), own_flags("lr"), own_flags("_x")
+        (['--max-steps', '--max_steps'], ['--lr'], ['--_x'])
+    """
+    dashed = name if name.startswith("_") else name.replace("_", "-")
+    return list(dict.fromkeys([f"--{dashed}", f"--{name}"]))
+
+
+def all_flags(name: str, kind: str) -> list[str]:
+    """Those of `own_flags`, and the `--no-...` of a switch."""
+    own = own_flags(name)
+    return own + [f"--no-{flag[2:]}" for flag in own] if kind == "bool" else own
 
 
 @dataclass(frozen=True)
@@ -62,6 +79,16 @@ def run_flags() -> list[Parameter]:
         Parameter("deterministic", "bool", False, "torch's deterministic algorithms only; slower, or an error"),
         Parameter("print_all_ranks", "bool", False, "every process prints, not only the main one"),
     ]
+
+
+class _Switch(argparse.BooleanOptionalAction):
+    """`--name` and `--no-name`. argparse's own takes every flag that begins with `--no-` for a no: `--no-kl` of the
+    parameter `no_kl` too.
+    """
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        assert option_string is not None
+        setattr(namespace, self.dest, option_string in own_flags(self.dest))
 
 
 class _Parser(argparse.ArgumentParser):
@@ -141,9 +168,9 @@ def _parser(
 def _add(section: Any, parameter: Parameter) -> None:
     shown = "" if parameter.default is None else f" ({json.dumps(parameter.default, default=_plain)})"
     text = (parameter.help + shown).strip().replace("%", "%%")
-    names = list(dict.fromkeys([parameter.flag, f"--{parameter.name}"]))
+    names = own_flags(parameter.name)
     if parameter.kind == "bool":
-        section.add_argument(*names, dest=parameter.name, action=argparse.BooleanOptionalAction, help=text)
+        section.add_argument(*names, dest=parameter.name, action=_Switch, help=text)
         return
 
     def convert(value: str) -> Any:
@@ -159,7 +186,7 @@ def _add(section: Any, parameter: Parameter) -> None:
 
 def _join_negative(arguments: Sequence[str], known: Mapping[str, Parameter]) -> list[str]:
     """`--lr -1e-5` as `--lr=-1e-5`: argparse takes a negative number in this form for a flag."""
-    takes_value = {name for p in known.values() if p.kind != "bool" for name in (p.flag, f"--{p.name}")}
+    takes_value = {name for p in known.values() if p.kind != "bool" for name in own_flags(p.name)}
     joined: list[str] = []
     for argument in arguments:
         if joined and joined[-1] in takes_value and argument.startswith("-") and _is_number(argument):

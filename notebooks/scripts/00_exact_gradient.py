@@ -49,41 +49,6 @@ def check(number, test, answer):
     else:
         print(f"exercise {number}: right")
 
-
-def test_leave_one_out(answer):
-    places, probability = oracle.enumerate_groups(logps, 3)
-    got = answer(rewards[places])
-    assert got.shape == places.shape, f"expected one advantage per completion, shape {tuple(places.shape)}"
-    mean = probability @ (got[..., None] * score[places]).mean(1)
-    assert not close(mean, g * 2 / 3), "biased by (G-1)/G: is completion i part of its own baseline?"
-    assert close(mean, g), "the mean over all groups is not the true gradient"
-    assert not close(got, rewards[places]), "unbiased, but without a baseline"
-    expected = rl.compute_loo_advantage(torch.tensor([3.0, 1.0, 2.0]), group_id=[0, 0, 0])
-    assert close(answer(torch.tensor([[3.0, 1.0, 2.0]])), expected[None], 1e-6), (
-        "for rewards 3, 1, 2: expected 1.5, -1.5, 0"
-    )
-
-
-def test_best_baseline(answer):
-    b = float(answer(p, rewards, score))
-    assert not close(b, J), "J is a safe choice, not the best one: completions with a large score should count more"
-    lowest = variance(reinforce(b), p)
-    for other in (b - 0.01, b + 0.01, 0.0, J):
-        assert lowest < variance(reinforce(other), p), f"the baseline {other:.3f} has less variance than {b:.3f}"
-    assert close(answer(p, rewards + 5, score), b + 5), "adding 5 to every reward must add 5 to the baseline"
-
-
-def test_reward_of(answer):
-    policy_logps = oracle.EnumerableLM(vocab_size=3, max_length=3, seed=7).sequence_logps().detach()
-    for strength in (0.1, 2.0):
-        got = answer(policy_logps, ref_logps, strength)
-        assert got.shape == (15,), "expected one reward per completion"
-        optimal = oracle.optimal_policy(ref_logps, got, beta=strength)
-        assert close(optimal, policy_logps), f"for beta = {strength} the optimal policy of your reward is another one"
-        assert close(oracle.optimal_value(ref_logps, got, beta1=strength), 0.0), (
-            "right up to a constant: V* should be 0"
-        )
-
 # %% cell 54
 def leave_one_out(group_rewards):
     """(M,G) rewards of M groups -> (M,G) advantages."""
@@ -548,6 +513,41 @@ if __name__ == "__main__":
     # ## Exercises
     #
     # Replace `raise NotImplementedError` and run the cell. The checks say "right", or fail with a hint.
+
+    # %% cell 52
+    def test_leave_one_out(answer):
+        places, probability = oracle.enumerate_groups(logps, 3)
+        got = answer(rewards[places])
+        assert got.shape == places.shape, f"expected one advantage per completion, shape {tuple(places.shape)}"
+        mean = probability @ (got[..., None] * score[places]).mean(1)
+        assert not close(mean, g * 2 / 3), "biased by (G-1)/G: is completion i part of its own baseline?"
+        assert close(mean, g), "the mean over all groups is not the true gradient"
+        assert not close(got, rewards[places]), "unbiased, but without a baseline"
+        expected = rl.compute_loo_advantage(torch.tensor([3.0, 1.0, 2.0]), group_id=[0, 0, 0])
+        assert close(answer(torch.tensor([[3.0, 1.0, 2.0]])), expected[None], 1e-6), (
+            "for rewards 3, 1, 2: expected 1.5, -1.5, 0"
+        )
+
+
+    def test_best_baseline(answer):
+        b = float(answer(p, rewards, score))
+        assert not close(b, J), "J is a safe choice, not the best one: completions with a large score should count more"
+        lowest = variance(reinforce(b), p)
+        for other in (b - 0.01, b + 0.01, 0.0, J):
+            assert lowest < variance(reinforce(other), p), f"the baseline {other:.3f} has less variance than {b:.3f}"
+        assert close(answer(p, rewards + 5, score), b + 5), "adding 5 to every reward must add 5 to the baseline"
+
+
+    def test_reward_of(answer):
+        policy_logps = oracle.EnumerableLM(vocab_size=3, max_length=3, seed=7).sequence_logps().detach()
+        for strength in (0.1, 2.0):
+            got = answer(policy_logps, ref_logps, strength)
+            assert got.shape == (15,), "expected one reward per completion"
+            optimal = oracle.optimal_policy(ref_logps, got, beta=strength)
+            assert close(optimal, policy_logps), f"for beta = {strength} the optimal policy of your reward is another one"
+            assert close(oracle.optimal_value(ref_logps, got, beta1=strength), 0.0), (
+                "right up to a constant: V* should be 0"
+            )
 
     # **Exercise 1.** Write the leave-one-out advantage for a whole tensor of groups, without a loop over completions.
 

@@ -23,7 +23,6 @@ def add_parser(commands: "Subparsers[argparse.ArgumentParser]") -> argparse.Argu
 
 def run(arguments: argparse.Namespace) -> int:
     """Write or check the scripts, then the job."""
-    from rlkit.export.command import export_all, write_job
+    from rlkit.export.command import export_and_launch
 
-    status = export_all(arguments.notebook, arguments.output, check=arguments.check, strict=arguments.strict)
-    return status or write_job(arguments)
+    return export_and_launch(arguments)

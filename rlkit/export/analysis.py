@@ -11,11 +11,13 @@ import tokenize
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 from rlkit.export.awaits import rewrite_awaits
 from rlkit.export.magics import plain_python
 from rlkit.export.problems import Problem
 from rlkit.export.reading import Cell, Notebook
+from rlkit.export.syntax import dotted, is_import
 
 
 @dataclass(frozen=True)
@@ -84,6 +86,33 @@ class Program:
     def units(self) -> list[Unit]:
         """All units in the order of the notebook; cells tagged setup come first."""
         return [unit for cell in self.cells for unit in cell.units]
+
+    @cached_property
+    def imported(self) -> dict[str, str]:
+        """What imported names stand for: `np` is `numpy`, `show` is `matplotlib.pyplot.show`.
+
+        Left out are names to which something else gives a value too.
+        """
+        found, otherwise = {}, set[str]()
+        for unit in self.units:
+            if not all(is_import(node) for node in unit.nodes):
+                otherwise |= unit.binds
+        for _, node in self.nodes((ast.Import, ast.ImportFrom)):
+            for alias in getattr(node, "names", []):
+                if isinstance(node, ast.ImportFrom):
+                    found[alias.asname or alias.name] = f"{node.module or ''}.{alias.name}"
+                elif alias.asname:
+                    found[alias.asname] = alias.name
+                else:
+                    first = alias.name.split(".")[0]
+                    found[first] = first
+        return {name: path for name, path in found.items() if name not in otherwise}
+
+    def full_name(self, node: ast.AST) -> str:
+        """`a.b.c` as text, as if everything were imported under its own name; empty for anything else."""
+        name = dotted(node)
+        first, dot, rest = name.partition(".")
+        return self.imported.get(first, first) + dot + rest
 
     def nodes(self, kind: type | tuple[type, ...] = ast.AST) -> Iterator[tuple[CodeCell, ast.AST]]:
         """Every syntax node of a kind, with its cell."""

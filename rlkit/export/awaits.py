@@ -9,7 +9,8 @@ import ast
 
 from rlkit.export.problems import Problem
 
-CALL = "rlkit_script.run_async("
+SCRIPT = "rlkit_script"  # what the script calls `rlkit.script`
+CALL = f"{SCRIPT}.run_async("
 FIX = "Put it into an `async def` and await that."
 NEEDS_LOOP = ("create_task", "ensure_future", "get_running_loop")
 

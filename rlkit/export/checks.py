@@ -7,18 +7,18 @@ import ast
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from rlkit.export.analysis import CodeCell, Program, Unit
+from rlkit.export.analysis import CodeCell, Program, Unit, analyse_cell
+from rlkit.export.awaits import SCRIPT
 from rlkit.export.handed import BUILTINS
+from rlkit.export.magics import plain_python
 from rlkit.export.parameters import Parameters
 from rlkit.export.placement import PROVIDED, Placement
 from rlkit.export.problems import Problem
 from rlkit.export.syntax import dotted
 
 TAG = "Tag the cell notebook-only, or take it out."
-ASKING = {"input", "breakpoint", "exit", "quit", "get_ipython", "getpass.getpass", "getpass", "pdb.set_trace"} | {
-    "rl.export",
-    "rlkit.export",
-}
+ASKING = {"input", "breakpoint", "exit", "quit", "getpass.getpass", "rl.export", "rlkit.export"}
+ASKING_ANYWHERE = {"get_ipython", "set_trace", "notebook_login"}  # of pdb and ipdb, of huggingface_hub ...
 PARSERS = {"ArgumentParser", "HfArgumentParser", "TrlParser", "Fire", "SimpleParser"}
 KERNEL_ONLY = {"In", "Out", "_", "__", "___", "_i", "_ii", "_iii", "_ih", "_oh", "_dh"}
 
@@ -36,20 +36,22 @@ Check = Callable[[Facts], Iterable[Problem]]
 
 
 def calls(program: Program) -> Iterator[tuple[CodeCell, ast.Call, str]]:
-    """Every call with its cell and the dotted name of what is called; `.name` where it does not begin with a name."""
+    """Every call with its cell and the full name of what is called; `.name` where it does not begin with a name."""
     for cell, node in program.nodes(ast.Call):
         assert isinstance(node, ast.Call)
-        name = dotted(node.func)
+        name = program.full_name(node.func)
         if not name and isinstance(node.func, ast.Attribute):
             name = f".{node.func.attr}"
         yield cell, node, name
 
 
 def asks_a_person(facts: Facts) -> Iterator[Problem]:
-    """E102: input(), getpass, breakpoint(), exit(), get_ipython(), export() itself."""
+    """E102: input(), getpass, breakpoint(), exit(), get_ipython(), logging in by hand, export() itself."""
     bound = {name for unit in facts.program.units for name in unit.binds if unit.nodes and not _imports(unit)}
     for cell, node, name in calls(facts.program):
-        if name in ASKING and name.split(".")[0] not in bound:
+        asks = name in ASKING or name.rsplit(".", 1)[-1] in ASKING_ANYWHERE
+        asks |= name == "huggingface_hub.login" and not (node.args or node.keywords)
+        if asks and name.split(".")[0] not in bound:
             what = "the export belongs to the notebook" if name.endswith("export") else "a batch job has no keyboard"
             yield Problem("E102", cell.number, node.lineno, f"`{name}()`: {what}.", TAG)
 
@@ -72,8 +74,8 @@ def nothing_to_run(facts: Facts) -> Iterator[Problem]:
 def reads_the_command_line(facts: Facts) -> Iterator[Problem]:
     """E108: sys.argv and argument parsers; flags come from the parameters cell."""
     fix = "Make a parameters cell; its names become the flags."
-    for cell, node in facts.program.nodes(ast.Attribute):
-        if dotted(node) == "sys.argv":
+    for cell, node in facts.program.nodes((ast.Attribute, ast.Name)):
+        if facts.program.full_name(node) == "sys.argv":
             yield Problem("E108", cell.number, getattr(node, "lineno", 0), "`sys.argv` in a cell.", fix)
     for cell, call, name in calls(facts.program):
         if name.rsplit(".", 1)[-1] in PARSERS or name == "tyro.cli":
@@ -83,24 +85,26 @@ def reads_the_command_line(facts: Facts) -> Iterator[Problem]:
 def undefined(facts: Facts) -> Iterator[Problem]:
     """E109: a name is read before any exported cell gives it a value; W209 where that is not certain.
 
-    Hidden state of the kernel, a cell that is notebook-only, or cells that were run in another order.
+    Hidden state of the kernel, a cell that is notebook-only, or cells that were run in another order. Not certain is a
+    name that only a branch reads, that its statement may catch, or that `exec` or `globals()` may have made.
     """
     units = facts.program.units
-    known = BUILTINS | PROVIDED | facts.program.unread
+    known = BUILTINS | PROVIDED | {SCRIPT} | facts.program.unread
     everywhere = known.union(*(unit.binds for unit in units)) if units else known
     left_out = _names_of_left_out(facts)
     seen = set(known)
-    star = False
+    star = dynamic = False
     reported = set()
     for unit in units:
         star |= unit.star
+        dynamic |= _makes_names(unit)
         wanted = unit.now - seen - (frozenset() if _is_simple(unit) else unit.binds)
         for name in sorted(wanted):
             if star or name in reported or _walrus(unit, name):
                 continue
             reported.add(name)
             reason, fix = _explain(name, unit, units, left_out)
-            certain = not _may_catch(unit)
+            certain = not (dynamic or _may_catch(unit)) and _surely_reads(unit, name)
             yield Problem("E109" if certain else "W209", unit.cell, _line_of(unit, name), reason, fix)
         for name in sorted(unit.later - everywhere - reported):
             if star:
@@ -117,11 +121,15 @@ def undefined(facts: Facts) -> Iterator[Problem]:
 
 
 def script_names(facts: Facts) -> Iterator[Problem]:
-    """E105: a name that the script needs for itself."""
+    """E105: a name that the script needs for itself; E103 where it is used before the script has it."""
+    setup = {cell.number for cell in facts.program.cells if "setup" in cell.cell.roles}
     for unit in facts.program.units:
-        if "rlkit_script" in unit.binds:
-            reason = "the script needs the name `rlkit_script` for itself."
+        if SCRIPT in unit.binds:
+            reason = f"the script needs the name `{SCRIPT}` for itself."
             yield Problem("E105", unit.cell, unit.line, reason, "Use another name.")
+        if SCRIPT in unit.now and unit.cell in setup:
+            reason = "`await` in a cell tagged setup, which runs before there is an event loop."
+            yield Problem("E103", unit.cell, unit.line, reason, "Move it into a cell without that tag.")
 
 
 def _imports(unit: Unit) -> bool:
@@ -150,17 +158,9 @@ def _names_of_left_out(facts: Facts) -> dict[str, int]:
     found: dict[str, int] = {}
     for cell in facts.program.notebook.cells:
         if cell.kind == "code" and "notebook-only" in cell.roles:
-            try:
-                tree = ast.parse(cell.source)
-            except SyntaxError:
-                continue
-            for node in ast.walk(tree):
-                if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-                    found.setdefault(node.id, cell.number)
-                elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-                    found.setdefault(node.name, cell.number)
-                elif isinstance(node, ast.alias):
-                    found.setdefault((node.asname or node.name).split(".")[0], cell.number)
+            code, _ = analyse_cell(cell, plain_python(cell.source, cell.number).source)
+            for name in sorted(name for unit in code.units for name in unit.binds) if code is not None else ():
+                found.setdefault(name, cell.number)
     return found
 
 
@@ -177,6 +177,40 @@ def _walrus(unit: Unit, name: str) -> bool:
 
 def _may_catch(unit: Unit) -> bool:
     return any(isinstance(node, ast.Try) and node.handlers for node in unit.nodes)
+
+
+def _surely_reads(unit: Unit, name: str) -> bool:
+    """False if only branches that may not run read it."""
+    return any(isinstance(node, ast.Name) and node.id == name for top in unit.nodes for node in _always(top))
+
+
+def _always(node: ast.AST) -> Iterator[ast.AST]:
+    """Of a statement what runs in any case; the body of a loop counts as such."""
+    yield node
+    parts: Iterable[ast.AST] = ast.iter_child_nodes(node)
+    if isinstance(node, ast.If | ast.IfExp):
+        parts = [node.test]
+    elif isinstance(node, ast.BoolOp):
+        parts = node.values[:1]
+    elif isinstance(node, ast.Match):
+        parts = [node.subject]
+    for part in parts:
+        yield from _always(part)
+
+
+def _makes_names(unit: Unit) -> bool:
+    """True for `exec(...)`, `globals()[...] = ...` and `globals().update(...)`."""
+    for node in (node for top in unit.nodes for node in ast.walk(top)):
+        if isinstance(node, ast.Call) and dotted(node.func) == "exec":
+            return True
+        if (
+            isinstance(node, ast.Attribute | ast.Subscript)
+            and isinstance(node.value, ast.Call)
+            and dotted(node.value.func) in ("globals", "locals", "vars")
+            and (isinstance(node, ast.Attribute) or isinstance(node.ctx, ast.Store))
+        ):
+            return True
+    return False
 
 
 def _line_of(unit: Unit, name: str) -> int:

@@ -23,14 +23,13 @@ def export_all(notebooks: Sequence[str], output: str | None, *, check: bool = Fa
     Returns:
         Exit status: 0, or 1 if a notebook cannot be exported or a script is stale.
     """
+    try:
+        targets = _targets(notebooks, output)
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return 1
     failed = False
-    if output is not None and (len(notebooks) > 1 or output.endswith("/")):
-        if Path(output).exists() and not Path(output).is_dir():
-            print(f"export: {output} is not a folder; several notebooks need one.", file=sys.stderr)
-            return 1
-        Path(output).mkdir(parents=True, exist_ok=True)
-    for notebook in notebooks:
-        target = script_path(Path(notebook), output)
+    for notebook, target in targets.items():
         try:
             exported = export_text(notebook, name=target.name, strict=strict)
             for problem in exported.problems:
@@ -46,6 +45,24 @@ def export_all(notebooks: Sequence[str], output: str | None, *, check: bool = Fa
     return int(failed)
 
 
+def _targets(notebooks: Sequence[str], output: str | None) -> dict[str, Path]:
+    """Where each notebook's script goes.
+
+    Raises:
+        ValueError: several notebooks and no folder, or two of them with one script.
+    """
+    into_folder = output is not None and (len(notebooks) > 1 or output.endswith("/"))
+    if output is not None and into_folder and Path(output).exists() and not Path(output).is_dir():
+        raise ValueError(f"export: {output} is not a folder; several notebooks need one.")
+    targets = {one: script_path(Path(one), output, into_folder=into_folder) for one in notebooks}
+    sources: dict[Path, str] = {}
+    for notebook, target in targets.items():
+        other = sources.setdefault(target.resolve(), notebook)
+        if other != notebook:
+            raise ValueError(f"export: {other} and {notebook} would both be {target}; export them into two folders.")
+    return targets
+
+
 def _is_fresh(target: Path, text: str, notebook: str) -> bool:
     if target.is_file() and target.read_bytes() == text.encode():
         return True
@@ -55,23 +72,46 @@ def _is_fresh(target: Path, text: str, notebook: str) -> bool:
     return False
 
 
-def write_job(arguments: argparse.Namespace) -> int:
-    """Write the batch file of `--slurm`, print the command of `--launch`; returns 0, or 2 with an error."""
+def export_and_launch(arguments: argparse.Namespace) -> int:
+    """The whole command: scripts, then the batch file of `--slurm`, then the command of `--launch`.
+
+    What the options of a job say is looked at first, so that a wrong one leaves nothing behind.
+
+    Returns:
+        Exit status: that of `export_all`, or 2 with an error for a job that cannot be meant or written.
+    """
     try:
-        settings = slurm.from_arguments(arguments)
-        if settings is None and arguments.launch is None:
-            return 0
-        if len(arguments.notebook) != 1 or arguments.check:
-            raise ValueError("rlkit export: --slurm and --launch take one notebook, and go without --check.")
-        script = str(script_path(Path(arguments.notebook[0]), arguments.output))
-        if settings is not None:
-            write_safely(Path(arguments.slurm), slurm.slurm_job(script, settings))
-            print(f"{script} -> {arguments.slurm}; submit it with: sbatch {shlex.quote(arguments.slurm)}")
-        if arguments.launch is not None:
-            words = slurm.split_words("script_args", getattr(arguments, "slurm_script_args", None) or "")
-            processes = getattr(arguments, "slurm_gpus_per_node", None)
-            print(slurm.launch_command(script, arguments.launch, processes=processes, arguments=words))
-    except ValueError as error:
+        job, command = _job(arguments)
+        status = export_all(arguments.notebook, arguments.output, check=arguments.check, strict=arguments.strict)
+        if status:
+            return status
+        if job is not None:
+            write_safely(Path(arguments.slurm), job)
+            submit = f"sbatch {shlex.quote(arguments.slurm)}"
+            print(f"{_script(arguments)} -> {arguments.slurm}; submit it with: {submit}")
+    except (OSError, ValueError) as error:
         print(error, file=sys.stderr)
         return 2
+    if command is not None:
+        print(command)
     return 0
+
+
+def _job(arguments: argparse.Namespace) -> tuple[str | None, str | None]:
+    """The texts of the batch file and of the command, where they are asked for."""
+    settings = slurm.from_arguments(arguments)
+    if settings is None and arguments.launch is None:
+        return None, None
+    if len(arguments.notebook) != 1 or arguments.check:
+        raise ValueError("rlkit export: --slurm and --launch take one notebook, and go without --check.")
+    script, command = _script(arguments), None
+    if arguments.launch is not None:
+        words = slurm.split_words("script_args", arguments.slurm_script_args or "")
+        processes = arguments.slurm_gpus_per_node
+        command = slurm.launch_command(script, arguments.launch, processes=processes, arguments=words)
+    return slurm.slurm_job(script, settings) if settings is not None else None, command
+
+
+def _script(arguments: argparse.Namespace) -> str:
+    (target,) = _targets(arguments.notebook, arguments.output).values()
+    return str(target)

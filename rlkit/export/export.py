@@ -101,12 +101,12 @@ def export(
     return target
 
 
-def script_path(notebook: Path, out: str | os.PathLike[str] | None) -> Path:
-    """Where the script goes: `out`, in the folder `out`, or beside the notebook."""
+def script_path(notebook: Path, out: str | os.PathLike[str] | None, *, into_folder: bool = False) -> Path:
+    """Where the script goes: `out`, in the folder `out`, which may have to be made, or beside the notebook."""
     if out is None:
         return notebook.with_name(f"{notebook.stem}{'_run' if notebook.suffix == '.py' else ''}.py")
     target = Path(out)
-    return target / f"{notebook.stem}.py" if target.is_dir() else target
+    return target / f"{notebook.stem}.py" if into_folder or target.is_dir() else target
 
 
 def write_safely(target: Path, text: str) -> None:

@@ -2,6 +2,7 @@
 
 import ast
 import itertools
+import sys
 from collections.abc import Iterator
 
 from rlkit.export.checks import Check, Facts, calls
@@ -9,6 +10,7 @@ from rlkit.export.handed import handed_on, is_definition, names_of_runs
 from rlkit.export.problems import Problem
 from rlkit.export.syntax import dotted, root
 from rlkit.export.tags import near_miss
+from rlkit.flags import own_flags
 
 COLLECTIVE = {
     "barrier",
@@ -32,8 +34,8 @@ COLLECTIVE = {
 OF_RUN = {"log", "save", "start"}  # collective on a run, harmless on a file or a logger
 SEEDING = {"manual_seed", "seed", "manual_seed_all"}
 WRITING = {"savefig", "to_csv", "to_json", "to_parquet", "to_pickle", "write_text", "write_bytes", "to_html"}
-WRITING_DOTTED = {"torch.save", "np.save", "numpy.save", "np.savez", "wandb.init", "trackio.init", "pickle.dump"}
-WIDGETS = {"ipywidgets", "tqdm.notebook"}
+WRITING_DOTTED = {"torch.save", "numpy.save", "numpy.savez", "wandb.init", "trackio.init", "pickle.dump"}
+WIDGETS = {"ipywidgets", "tqdm.notebook", "tqdm.tqdm_notebook"}
 
 
 def worker_cannot_see(facts: Facts) -> Iterator[Problem]:
@@ -43,8 +45,9 @@ def worker_cannot_see(facts: Facts) -> Iterator[Problem]:
     below = {name: unit.cell for unit in units if unit not in facts.placement.module for name in unit.binds}
     reads = {name: unit.later for unit in facts.placement.module for name in unit.binds if is_definition(unit)}
     for name, (cell, line) in sorted(handed_on(facts.program).items(), key=lambda item: item[1]):
-        if name in facts.placement.reasons:
-            reason = f"a worker process cannot find `{name}`: {facts.placement.reasons[name]}."
+        if name in facts.placement.reasons or name not in above:
+            why = facts.placement.reasons.get(name, "it is defined in a statement that runs")
+            reason = f"a worker process cannot find `{name}`: {why}."
             yield Problem("W201", cell, line, reason, "Define it once, from names that imports or parameters give.")
             continue
         missing, todo, done = set(), [name], set()
@@ -67,7 +70,7 @@ def parameter_overwritten(facts: Facts) -> Iterator[Problem]:
     for unit in facts.program.units:
         if unit.cell != facts.parameters.cell:
             for name in sorted(unit.binds & facts.parameters.names):
-                reason = f"the flag --{name.replace('_', '-')} has no effect from here on: {name!r} is overwritten."
+                reason = f"{name!r} gets another value than the flag {own_flags(name)[0]} gave it."
                 yield Problem("W202", unit.cell, unit.line, reason, "Use another name.")
 
 
@@ -121,6 +124,8 @@ def waits_for_nobody(facts: Facts) -> Iterator[Problem]:
             if isinstance(node, ast.Call):
                 name = dotted(node.func)
                 last = name.rsplit(".", 1)[-1]
+                if facts.program.full_name(node.func).split(".")[0] in sys.stdlib_module_names:
+                    continue  # asyncio.gather, functools.reduce
                 if last in COLLECTIVE or (last in OF_RUN and root(node.func) in runs):
                     reason = f"`{name}` on one process only: it waits for the others for ever."
                     yield Problem("W205", cell.number, node.lineno, reason, "Call it on every process; one writes.")
@@ -130,11 +135,7 @@ def past_the_wrapper(facts: Facts) -> Iterator[Problem]:
     """W206: .module, .forward() and .generate() go past DDP and FSDP2."""
     fix = "Use rl.sample, rl.compute_logps and rl.loss_step with the policy."
     inside = {id(part) for _, node in facts.program.nodes(ast.ClassDef) for part in ast.walk(node) if part is not node}
-    imported = {
-        (alias.asname or alias.name).split(".")[0]
-        for _, node in facts.program.nodes((ast.Import, ast.ImportFrom))
-        for alias in getattr(node, "names", [])
-    }
+    imported = facts.program.imported
     for cell, node in facts.program.nodes(ast.Attribute):
         if isinstance(node, ast.Attribute) and id(node) not in inside and root(node) not in imported:
             if node.attr == "module":
@@ -152,16 +153,24 @@ def past_the_wrapper(facts: Facts) -> Iterator[Problem]:
 
 
 def needs_a_screen(facts: Facts) -> Iterator[Problem]:
-    """W207: ipywidgets, tqdm.notebook, plt.show()."""
+    """W207: ipywidgets, tqdm.notebook, Colab's own package, plt.show(), figure.show()."""
     fix = "Use run.dashboard and tqdm.auto, or tag the cell notebook-only."
     for cell, node in facts.program.nodes((ast.Import, ast.ImportFrom)):
         module = getattr(node, "module", None)
-        for name in [module] if module else [alias.name for alias in getattr(node, "names", [])]:
+        names = [alias.name for alias in getattr(node, "names", [])]
+        for name in [module, *(f"{module}.{name}" for name in names)] if module else names:
             if name in WIDGETS or name.split(".")[0] == "ipywidgets":
                 yield Problem("W207", cell.number, getattr(node, "lineno", 0), f"`{name}` needs a notebook.", fix)
+                break
+    for unit in facts.program.units:  # at the level of a cell: in a `try` or an `if` it is provided for
+        for node in unit.nodes:
+            if isinstance(node, ast.Import | ast.ImportFrom) and "google.colab" in ast.unparse(node):
+                reason = "`google.colab` exists only on Colab."
+                yield Problem("W207", unit.cell, node.lineno, reason, "Tag the cell notebook-only.")
     for cell, call, name in calls(facts.program):
-        if name in ("plt.show", "matplotlib.pyplot.show"):
-            reason = "`plt.show()` waits for a window."
+        is_figure = name.endswith(".show") and name.lower().startswith("fig")
+        if name in ("plt.show", "matplotlib.pyplot.show") or is_figure:
+            reason = f"`{name}()` waits for a window."
             yield Problem("W207", cell.number, call.lineno, reason, "Save the figure, or tag the cell notebook-only.")
 
 

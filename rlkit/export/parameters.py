@@ -3,11 +3,12 @@
 import ast
 import io
 import tokenize
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from rlkit.export.analysis import CodeCell, Program
 from rlkit.export.problems import Problem
-from rlkit.flags import RESERVED
+from rlkit.flags import RESERVED, all_flags, run_flags
 from rlkit.kinds import accept, kind_of, normalise
 
 TYPES = "bool, int, float, str, list, dict, tuple, set, Literal[...], or one of them `| None`"
@@ -52,7 +53,21 @@ def read_parameters(program: Program) -> Parameters:
     if not tagged:
         return Parameters((), None, tuple(problems))
     declared, found = _read_cell(tagged[0])
-    return Parameters(tuple(declared), tagged[0].number, tuple(problems + found))
+    problems += [*found, *_clashes(declared, tagged[0].number)]
+    return Parameters(tuple(declared), tagged[0].number, tuple(problems))
+
+
+def _clashes(declared: Sequence[Declared], cell: int) -> Iterator[Problem]:
+    """E105: `cache = True` has the flag --no-cache, and so has `no_cache = 3`."""
+    names = {one.name for one in declared}
+    taken = {flag: own.name for own in run_flags() if own.name not in names for flag in all_flags(own.name, own.kind)}
+    for one in declared:
+        for flag in all_flags(one.name, one.kind):
+            other = taken.setdefault(flag, one.name)
+            if other != one.name:
+                reason = f"{other!r} and {one.name!r} would both have the flag {flag}."
+                yield Problem("E105", cell, one.line, reason, "Give the parameter another name.")
+                break
 
 
 def _read_cell(cell: CodeCell) -> tuple[list[Declared], list[Problem]]:
@@ -98,8 +113,9 @@ def _declare(node: ast.stmt, cell: int, text: str) -> Declared | Problem:
     except ValueError:
         return problem("E104", f"the default of {name!r} is no literal: `{shown}`.", COMPUTE)
     kind = normalise(annotation) if annotation is not None else kind_of(default)
-    if kind is None and annotation is not None:
-        reason = f"no flag can have the type `{ast.unparse(annotation)}` of {name!r}."
+    if kind is None and (annotation is not None or default is not None):
+        written = ast.unparse(annotation) if annotation is not None else type(default).__name__
+        reason = f"no flag can have the type `{written}` of {name!r}."
         return problem("E104", reason, f"Use {TYPES}.")
     if kind is None:
         return problem("E104", f"{name!r} has no type: the default says none.", f"Write `{name}: int | None = None`.")

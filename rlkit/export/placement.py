@@ -14,13 +14,16 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from rlkit.export.analysis import Program, Unit
+from rlkit.export.analysis import Program, Unit, words
+from rlkit.export.awaits import SCRIPT
 from rlkit.export.handed import BUILTINS, handed_on, is_definition
 from rlkit.export.syntax import is_import, is_setting, is_standard, root, roots
 
 PROVIDED = frozenset(
-    {"__name__", "__doc__", "__file__", "__builtins__", "__annotations__", "display", "get_ipython", "rlkit_script"}
+    {"__name__", "__doc__", "__file__", "__builtins__", "__annotations__", "display", "get_ipython"}
+    | {"__module__", "__qualname__"}  # in the body of a class
 )
+LOOKS_UP = frozenset({"globals", "locals", "vars", "dir", "eval", "exec"})  # names that stand in a text
 TIMED = frozenset(
     {"datetime", "getpass", "inspect", "locale", "os", "platform", "random", "secrets", "socket", "sys", "tempfile"}
     | {"threading", "time", "uuid", "warnings"}
@@ -50,12 +53,16 @@ class _Placer:
         self.imported: set[str] = set()
         self.steady: set[str] = set()  # names from modules whose answers do not depend on when they are asked
         self.read: set[str] = set()  # by what has run
+        self.later: dict[str, set[str]] = {}  # what a name reads when it is called
+        self.hooked: set[str] = set()  # classes that notice it when others are made from them
         self.running = self.star = False
         self.reasons: dict[str, str] = {}
 
     def place(self) -> Placement:
         roles = {cell.number: cell.cell.roles for cell in self.program.cells}
         for unit in self.program.units:
+            for name in unit.binds:
+                self.later.setdefault(name, set()).update(unit.later)
             if "setup" in roles[unit.cell] or unit.cell == self.parameters:
                 self._up(unit)
             elif not unit.nodes:
@@ -85,7 +92,19 @@ class _Placer:
     def _run(self, unit: Unit) -> None:
         self.running = True
         self.star |= unit.star
-        self.read |= unit.now
+        self.read |= self._reads(unit)
+
+    def _reads(self, unit: Unit) -> set[str]:
+        """Names that a unit may read when it runs, and so may the functions that it can call."""
+        found: set[str] = set()
+        todo = set(unit.now | unit.later)
+        if todo & LOOKS_UP:
+            parts = (part for node in unit.nodes for part in ast.walk(node) if isinstance(part, ast.Constant))
+            todo |= {word for part in parts if isinstance(part.value, str) for word in words(part.value)}
+        while todo:
+            found |= todo
+            todo = set().union(*(self.later.get(name, ()) for name in todo)) - found
+        return found
 
     def _once(self, unit: Unit) -> bool:
         return all(self.bound[name] == 1 and name not in self.read for name in unit.binds) and not self.star
@@ -114,24 +133,35 @@ class _Placer:
         node = unit.nodes[0]
         assert isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
         missing = sorted(name for name in unit.now - unit.binds if not self._known([name]))
+        steady = self._steady_definition(node)
         reason = ""
         if len(unit.nodes) > 1:
             reason = "it shares its line with another statement"
+        elif SCRIPT in missing:
+            reason = "its definition awaits something"
         elif missing:
             reason = f"its definition reads {missing[0]!r}, which run cells make"
         elif self.bound[node.name] > 1:
             reason = "its name is bound more than once"
         elif self.running and (self.star or node.name in BUILTINS or node.name in self.read):
-            reason = "its name means something else before"
-        elif self.running and not self._steady_definition(node):
+            reason = "what runs before it reads its name"
+        elif self.running and not steady:
             reason = "its definition calls something whose result depends on when it is called"
+        if isinstance(node, ast.ClassDef) and self._is_hooked(node):
+            self.hooked.add(node.name)
         if reason:
             self.reasons[node.name] = reason
             self.read |= unit.now
-            if not self._steady_definition(node):
+            if not steady:
                 self._run(unit)
         else:
             self._up(unit)
+
+    def _is_hooked(self, node: ast.ClassDef) -> bool:
+        given = {root(base) for base in [*node.bases, *(keyword.value for keyword in node.keywords)]}
+        return bool(given & (self.hooked | {"type"})) or any(
+            getattr(part, "name", "") == "__init_subclass__" for part in node.body
+        )
 
     def _constant(self, node: ast.stmt) -> bool:
         if isinstance(node, ast.Assign):
@@ -169,7 +199,7 @@ class _Placer:
             given = [*node.bases, *(keyword.value for keyword in node.keywords)]
             return (
                 all(map(self._decorator, node.decorator_list))
-                and all(map(self._reference, given))
+                and all(self._reference(base) and root(base) not in self.hooked for base in given)
                 and all(map(self._steady_definition, node.body))
             )
         if isinstance(node, ast.Assign | ast.AnnAssign):

@@ -6,6 +6,7 @@ kept for one warning (cells run out of order).
 
 import os
 import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from rlkit.export.tags import known_tags
 
 GENERATED = "Written by `rlkit export`"  # stands in the first lines of every script
 SUFFIXES = (".ipynb", ".py", ".md")
+SAVE_ANEW = "Open it in Jupyter and save it."
 
 
 @dataclass(frozen=True)
@@ -64,8 +66,16 @@ def read_notebook(path: str | os.PathLike[str]) -> Notebook:
     language = node.metadata.get("kernelspec", {}).get("language") or node.metadata.get("language_info", {}).get("name")
     if language and str(language).lower() not in ("python", "ipython", "python3"):
         raise ExportError(path.name, [Problem("E100", 0, 0, f"the notebook's language is {language}, not Python.")])
-    cells = [_cell(number, cell) for number, cell in enumerate(node.cells, start=1)]
-    return Notebook(path.name, tuple(cells))
+    return Notebook(path.name, tuple(_cells(path.name, node.cells)))
+
+
+def _cells(name: str, cells: Any) -> Iterator[Cell]:
+    for number, cell in enumerate(cells, start=1):
+        try:
+            yield _cell(number, cell)
+        except (AttributeError, TypeError) as error:
+            reason = f"not a cell of a notebook: {error}."
+            raise ExportError(name, [Problem("E100", number, 0, reason, SAVE_ANEW)]) from error
 
 
 def _cell(number: int, cell: Any) -> Cell:
@@ -87,7 +97,8 @@ def _read_ipynb(path: Path) -> Any:
             warnings.simplefilter("ignore")  # cells without ids, as nbformat 4.0 to 4.4 have them
             return nbformat.read(path, as_version=4)
     except Exception as error:  # nbformat, jsonschema and json each have their own
-        raise ExportError(path.name, [Problem("E100", 0, 0, f"not a notebook: {str(error)[:200]}")]) from error
+        reason = f"not a notebook: {str(error)[:200]}."
+        raise ExportError(path.name, [Problem("E100", 0, 0, reason, SAVE_ANEW)]) from error
 
 
 def _read_text(path: Path) -> Any:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, fields
 from pathlib import PurePath
 from typing import Any, Literal, get_args
 
-from rlkit.export.slurm_shell import COMMON, INTRODUCTION, SERVER, TRAINER
+from rlkit.export.slurm_shell import COMMON, HEAD, INTRODUCTION, SERVER, TRAINER
 
 Launcher = Literal["torchrun", "local"]
 WORDS = ("sbatch", "script_args", "srun_args", "vllm_args")  # fields that one string of the command line fills
@@ -104,10 +104,14 @@ class SlurmSettings:
         if not self.vllm_nodes:
             for name in ("vllm_tp", "model", "port", "vllm_args"):
                 if getattr(self, name) not in (None, ()):
-                    raise ValueError(f"SlurmSettings: {name} is set, but no node serves. Set vllm_nodes too.")
+                    raise ValueError(
+                        f"SlurmSettings: {name} is set, but no node serves. Set vllm_nodes too (--vllm-nodes)."
+                    )
             return
         if self.model is None:
-            raise ValueError("SlurmSettings: vllm_nodes is set, but not the model that they serve. Set model too.")
+            raise ValueError(
+                "SlurmSettings: vllm_nodes is set, but not the model that they serve. Set model too (--vllm-model)."
+            )
         if self.vllm_tp is not None and self.vllm_tp > self.gpus_per_node:
             raise ValueError(
                 f"SlurmSettings: a server lies on one node, which has {self.gpus_per_node} GPUs; got vllm_tp "
@@ -136,6 +140,7 @@ def slurm_job(script: str, settings: SlurmSettings) -> str:
     return "\n".join(
         [
             "#!/bin/bash",
+            HEAD,
             *_directives(name, settings),
             INTRODUCTION,
             *_assignments(script, name, settings),

@@ -4,10 +4,12 @@
 whole, with stand-ins for srun, scontrol, torchrun and vllm.
 """
 
+from rlkit.export.reading import GENERATED
 from rlkit.launch import FOREIGN
 
+HEAD = f"# {GENERATED}. Start it with sbatch; docs/slurm.md of rlkit says what it does."
+
 INTRODUCTION = r"""
-# Written by rlkit export. Start it with sbatch; docs/slurm.md of rlkit says what it does.
 # All values that are not rlkit's own stand in the lines above and in the block below, quoted; the rest reads variables.
 # shellcheck disable=SC1003,SC2016 # a $ or a backslash in a value is meant as it stands
 set -euo pipefail

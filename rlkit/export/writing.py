@@ -3,6 +3,7 @@
 import ast
 import hashlib
 import json
+import shlex
 from collections.abc import Sequence
 
 from rlkit.export.analysis import CodeCell, Program, Unit
@@ -73,12 +74,13 @@ def write_script(program: Program, parameters: Parameters, placement: Placement,
 
 
 def _header(notebook: str, name: str, digest: str, version: str) -> list[str]:
+    script, source = shlex.quote(name), shlex.quote(notebook)
     text = [
         f"{GENERATED} {version} from {notebook}: change the notebook, not this file.",
         "",
-        f"{INDENT}python {name} --help",
-        f"{INDENT}torchrun --nproc_per_node 8 {name} --strategy fsdp2 --out runs/a --resume auto",
-        f"{INDENT}rlkit export {notebook} --slurm job.sbatch --nodes 4 --gpus-per-node 8",
+        f"{INDENT}python {script} --help",
+        f"{INDENT}torchrun --nproc_per_node 8 {script} --strategy fsdp2 --out runs/a --resume auto",
+        f"{INDENT}rlkit export {source} --slurm job.sbatch --nodes 4 --gpus-per-node 8",
         "",
         f"sha256 of the code: {digest}",
     ]
@@ -152,6 +154,6 @@ def _block(code: CodeCell, units: Sequence[Unit], indent: str = "") -> list[str]
     for number in numbers:
         line = code.lines[number - 1]
         if number not in code.inside_strings:
-            line = (indent + line).rstrip() if line.strip() else ""
+            line = indent + line if line.strip() else ""
         kept.append(line)
     return kept

@@ -33,12 +33,20 @@ ERRORS = [
     ("breakpoint", ["def f():\n    breakpoint()"], ["E102 cell 1 line 2"]),
     ("exit", ["x = 1\nif x > 1:\n    exit()"], ["E102 cell 1 line 3"]),
     ("the kernel", ["get_ipython().run_line_magic('ls', '')"], ["E102 cell 1 line 1"]),
+    ("the kernel by another name", ["from IPython import get_ipython as k\nk()"], ["E102 cell 1 line 2"]),
+    ("a login in a widget", ["import huggingface_hub\nhuggingface_hub.notebook_login()"], ["E102 cell 1 line 2"]),
+    ("a login that asks", ["from huggingface_hub import login\nlogin()"], ["E102 cell 1 line 2"]),
     ("exporting", ["import rlkit as rl\nrl.export('n.ipynb')"], ["E102 cell 1 line 2"]),
     ("not Python", ["x = 1", "y = = 2"], ["E103 cell 2 line 1"]),
     ("return in a cell", ["return 3"], ["E103 cell 1 line 1"]),
     ("async for", ["async for x in y():\n    pass"], ["E103 cell 1 line 1"]),
     ("async with", ["a = 1\nasync with y() as z:\n    pass"], ["E103 cell 1 line 2"]),
     ("async comprehension", ["[x async for x in y()]"], ["E103 cell 1 line 1"]),
+    (
+        "await before there is a loop",
+        [cell("async def f():\n    return 1\nx = await f()", "setup")],
+        ["E103 cell 1 line 3"],
+    ),
     ("task between cells", ["import asyncio\nt = asyncio.create_task(f())"], ["E103 cell 1 line 2"]),
     ("computed default", [cell("a = 1\nb = a * 2", "parameters")], ["E104 cell 1 line 2"]),
     ("called default", [cell("a = int(3)", "parameters")], ["E104 cell 1 line 1"]),
@@ -47,6 +55,8 @@ ERRORS = [
     ("type of no flag", [cell("import torch\na: torch.Tensor = 3", "parameters")], ["E104 cell 1 line 2"]),
     ("default of another type", [cell("a: int = 0.5", "parameters")], ["E104 cell 1 line 1"]),
     ("reserved name", [cell("config = 'x'", "parameters")], ["E105 cell 1 line 1"]),
+    ("two parameters of one flag", [cell("kl = True\nno_kl = 3", "parameters")], ["E105 cell 1 line 2"]),
+    ("a run flag's no", [cell("no_deterministic = 3", "parameters")], ["E105 cell 1 line 1"]),
     ("the script's name", ["rlkit_script = 1"], ["E105 cell 1 line 1"]),
     ("two parameters cells", [PARAMS, cell("b = 2", "parameters")], ["E106 cell 2 line 0"]),
     ("type without value", [cell("a: int", "parameters")], ["E106 cell 1 line 1"]),
@@ -56,6 +66,8 @@ ERRORS = [
     ("no setup", ["import rlkit as rl\nrl.loss_step(1, 2, 3, 4)"], ["E107 cell 1 line 2"]),
     ("sys.argv", ["import sys\nn = sys.argv[1]"], ["E108 cell 1 line 2"]),
     ("argparse", ["import argparse\np = argparse.ArgumentParser()"], ["E108 cell 1 line 2"]),
+    ("arguments by another name", ["from sys import argv\nn = argv[1]"], ["E108 cell 1 line 2"]),
+    ("a parser by another name", ["from transformers import HfArgumentParser as H\np = H(())"], ["E108 cell 1 line 2"]),
     ("TRL's parser", ["from trl import TrlParser\np = TrlParser(())"], ["E108 cell 1 line 2"]),
     ("hidden state", ["x = 1", "y = x + z"], ["E109 cell 2 line 1"]),
     ("counts itself", ["x += 1"], ["E109 cell 1 line 1"]),
@@ -78,6 +90,34 @@ WARNINGS = [
         "worker misses a function",
         ["import rlkit as rl\nf = 1\nprint(f)", "def f(c):\n    return 1", "rl.score(1, [f])"],
         ["W201 cell 3 line 1"],
+    ),
+    (
+        "worker misses a function of a branch",
+        ["import rlkit as rl\nif len('ab') > 1:\n    def f(c):\n        return 1", "rl.score(1, f)"],
+        ["W201 cell 2 line 1"],
+    ),
+    *(
+        (
+            f"worker misses a name, {how}",
+            [
+                f"import rlkit as rl\nn = len('ab')\nprint(n)\n{define}\n        return n",
+                f"{hold}\nrl.score(1, {given})",
+            ],
+            ["W201 cell 2 line 2"],
+        )
+        for how, define, hold, given in [
+            ("another name", "if True:\n    def f(c):", "g = f", "g"),
+            ("a list", "class A:\n    def f(c):", "g = [A]", "g"),
+            ("a dict", "class A:\n    def f(c):", "g = dict(a=A)", "g"),
+            ("an instance", "class A:\n    def __call__(self, c):", "g = A()", "g"),
+            ("an instance made there", "class A:\n    def __call__(self, c):", "pass", "A()"),
+            ("a choice", "class A:\n    def __call__(self, c):", "g = A() if n else None", "[g]"),
+        ]
+    ),
+    (
+        "worker misses a name, in a loop",
+        ["import rlkit as rl\nn = len('ab')\nprint(n)", "def f(c):\n    return n\nfor g in [f]:\n    rl.score(1, g)"],
+        ["W201 cell 2 line 4"],
     ),
     ("flag without effect", [PARAMS, "print(lr)", "lr = 3"], ["W202 cell 3 line 1"]),
     (".cuda()", ["x = 1\nx.cuda()"], ["W203 cell 1 line 2"]),
@@ -107,10 +147,18 @@ WARNINGS = [
     ("widgets", ["import ipywidgets"], ["W207 cell 1 line 1"]),
     ("tqdm.notebook", ["from tqdm.notebook import tqdm"], ["W207 cell 1 line 1"]),
     ("plt.show", ["import matplotlib.pyplot as plt\nplt.show()"], ["W207 cell 1 line 2"]),
+    ("show by another name", ["from matplotlib.pyplot import show as s\ns()"], ["W207 cell 1 line 2"]),
+    ("a figure", ["import plotly.graph_objects as go\nfig = go.Figure()\nfig.show()"], ["W207 cell 1 line 3"]),
+    ("tqdm_notebook", ["from tqdm import tqdm_notebook"], ["W207 cell 1 line 1"]),
+    ("Colab", ["from google.colab import drive"], ["W207 cell 1 line 1"]),
+    ("save by another name", ["from torch import save\nsave(1, 'x')"], ["W208 cell 1 line 2"]),
     ("open to write", ["with open('x', 'w') as f:\n    f.write('a')"], ["W208 cell 1 line 1"]),
     ("torch.save", ["import torch\ntorch.save(1, 'x')"], ["W208 cell 1 line 2"]),
     ("wandb", ["import wandb\nwandb.init()"], ["W208 cell 1 line 2"]),
     ("name only in a function", ["def f():\n    return nowhere"], ["W209 cell 1 line 2"]),
+    ("name that only a branch reads", ["x = 1\nif x > 1:\n    y = nowhere"], ["W209 cell 1 line 3"]),
+    ("name that exec may make", ["exec('a = 1')", "b = a"], ["W209 cell 2 line 1"]),
+    ("name put into globals()", ["globals()['a'] = 1", "b = a"], ["W209 cell 2 line 1"]),
     ("name that may be caught", ["try:\n    there\nexcept NameError:\n    there = 1"], []),
     ("name that is caught", ["try:\n    there\nexcept NameError:\n    pass"], ["W209 cell 1 line 2"]),
     ("__file__", ["print(__file__)"], ["W209 cell 1 line 1"]),
@@ -154,6 +202,17 @@ def test_all_problems_at_once_with_reason_and_fix(tmp_path):
     assert isinstance(caught.value, ValueError)
 
 
+@pytest.mark.parametrize(("default", "kind"), [("1 + 2j", "complex"), ("b'x'", "bytes"), ("...", "ellipsis")])
+def test_a_default_of_no_flags_type_is_named(default, kind, tmp_path):
+    with pytest.raises(ExportError, match=f"E104 no flag can have the type `{kind}` of 'a'"):
+        exported(tmp_path, cell(f"a = {default}", "parameters"))
+
+
+def test_a_name_of_a_notebook_only_cell_with_magics_is_traced(tmp_path):
+    with pytest.raises(ExportError, match="`math` comes from cell 1, which is notebook-only"):
+        exported(tmp_path, cell("!pip install x\nimport math", "notebook-only"), "x = math.pi")
+
+
 def test_a_broken_cell_makes_no_false_alarms_in_others(tmp_path):
     """What it would have defined is taken as defined."""
     assert problems(tmp_path, "def f(:\n    pass", "f()", "%%bash\necho", "g()") == [
@@ -188,6 +247,13 @@ def test_a_comment_silences_no_error(tmp_path):
         ["squares = [x * x for x in range(3)]\nprint(squares)"],
         ["class A:\n    b = 1\n    c = b + 1"],
         [cell("x = 1", "figure", "hide-input")],
+        ["class A:\n    name = __qualname__ + __module__"],
+        ["def f(c):\n    return n\nn = len('ab')", "tests = [f]\nfor test in tests:\n    print(test(1))"],
+        ["def f(c):\n    return n\nn = len('ab')", "pairs = [(f, 1)]\nfor test, x in pairs:\n    print(test(x))"],
+        ["import asyncio, functools\nrank = 0\nif rank == 0:\n    functools.reduce(max, [1])\n    asyncio.gather()"],
+        ["try:\n    from google.colab import drive\nexcept ImportError:\n    drive = None"],
+        ["from huggingface_hub import login\nlogin(token='x')"],
+        ["def argv():\n    return 1\nx = argv()"],
     ],
 )
 def test_innocent_code_is_silent(cells, tmp_path):
@@ -203,6 +269,11 @@ def test_innocent_code_is_silent(cells, tmp_path):
             "n.ipynb",
             '{"nbformat": 4, "nbformat_minor": 5, "metadata": {"kernelspec": {"language": "R"}}, "cells": []}',
             "language is R",
+        ),
+        (
+            "n.ipynb",
+            '{"nbformat": 4, "nbformat_minor": 5, "metadata": {}, "cells": [{"cell_type": "code", "metadata": {}}]}',
+            "not a cell of a notebook: source.* Fix: Open it in Jupyter",
         ),
     ],
 )

@@ -35,9 +35,28 @@ def test_a_job_with_servers_gives_the_script_their_urls(notebook, tmp_path):
     assert accepted.run == {"vllm_url": "http://a:8000,http://b:8000"}
 
 
+def test_a_job_is_written_again_over_itself_and_over_nothing_else(notebook, tmp_path, capsys):
+    job, mine = tmp_path / "job.sbatch", tmp_path / "mine.sh"
+    mine.write_text("echo mine\n")
+    long = ["--sbatch=--comment=" + "x" * 3000]  # the mark stands above what the user writes
+    assert main(["export", str(notebook), "--slurm", str(job), *long]) == 0
+    assert main(["export", str(notebook), "--slurm", str(job), "--nodes", "2"]) == 0
+    assert "#SBATCH --nodes=2" in job.read_text()
+    assert main(["export", str(notebook), "--slurm", str(mine)]) == 2
+    assert "mine.sh was not written by `rlkit export`" in capsys.readouterr().err
+    assert mine.read_text() == "echo mine\n"
+
+
+def test_a_wrong_option_of_the_job_leaves_no_script_behind(notebook, capsys):
+    assert main(["export", str(notebook), "--slurm", "job", "--nodes", "0"]) == 2
+    assert "nodes must be at least 1" in capsys.readouterr().err
+    assert not notebook.with_suffix(".py").exists()
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["--slurm", "job", "--nodes", "0"], "nodes must be at least 1"),
         (["--nodes", "2"], "Add --slurm FILE"),
         (["--slurm", "job", "--vllm-nodes", "1"], "Set model too"),
         (["--check", "--slurm", "job"], "go without --check"),
@@ -45,7 +64,6 @@ def test_a_job_with_servers_gives_the_script_their_urls(notebook, tmp_path):
 )
 def test_what_cannot_be_meant_is_refused(notebook, arguments, message, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    main(["export", str(notebook)])
     status = main(["export", str(notebook), *arguments])
     assert status == 2 and message in capsys.readouterr().err
     assert not (tmp_path / "job").exists()

@@ -227,6 +227,14 @@ def test_a_notebooks_own_parameter_is_the_flag(tmp_path):
     assert settings.current.max_steps is None
 
 
+@pytest.mark.parametrize(
+    ("arguments", "value"), [([], False), (["--no-kl"], True), (["--no-no-kl"], False), (["--no_kl"], True)]
+)
+def test_a_switch_whose_name_begins_with_no(tmp_path, arguments, value):
+    text = exported(tmp_path, cell("no_kl = False  # leave the KL out", "parameters")).text
+    assert run_text(text, *arguments)["no_kl"] is value
+
+
 @pytest.mark.parametrize("name", ["help", "config", "print_config", "print_all_ranks", "out", "resume"])
 def test_reserved_names(name, tmp_path):
     with pytest.raises(ExportError, match="E105"):

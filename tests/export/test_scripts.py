@@ -54,6 +54,7 @@ SAME = {
     "semicolons": ["a = 1; b = a + 1; c = b", "d = c;"],
     "comments": ["# first\n\na = 1  # behind\n# between\nb = 2\n# last"],
     "only comments": ["# nothing here", "a = 1"],
+    "blanks at the end of a line": ["print(1)\na = '''x   \n y  \n  '''  \nb = f'''{a}  \n'''"],
     "not ASCII": ["größe = 'ä\u2028b'\nμ = len(größe)", "α = f'{μ}é'"],
     "form feed": ["print(1)\na = 'x\x0cy'\nb = 2"],
     "line continued": ["print(1)\na = 1 + \\\n  2\nb = [\n1,\n  2]"],
@@ -86,6 +87,25 @@ SAME = {
         "@register\ndef g():\n    pass",
         "names = list(found)",
     ],
+    "a class that its base counts": [
+        "made = []\nclass A:\n    def __init_subclass__(cls):\n        made.append(1)",
+        "before = len(made)",
+        "class B(A):\n    pass\nclass C(B):\n    pass",
+        "after = len(made)",
+    ],
+    "a class that its metaclass counts": [
+        "made = []\nclass M(type):\n    def __new__(*a):\n        made.append(1)\n        return type.__new__(*a)",
+        "class A(metaclass=M):\n    pass\nbefore = len(made)",
+        "class B(A):\n    pass",
+        "after = len(made)",
+    ],
+    "a name that is looked for": ["print(1)", "found = 'f' in globals()", "def f():\n    return 1", "x = f()"],
+    "a function that another one misses": [
+        "print(1)\ndef g():\n    return f()",
+        "try:\n    x = g()\nexcept NameError:\n    x = 'none'",
+        "def f():\n    return 1",
+        "y = g()",
+    ],
     "deleted": ["x = 1\nprint(x)", "del x", "x = 2"],
     "in a loop": ["total = 0\nfor i in range(3):\n    total += i\nelse:\n    done = True"],
     "with and try": [
@@ -105,6 +125,8 @@ SAME = {
     "await and power": [ASYNC, "a = await double(3) ** 2\nb = -await double(1)"],
     "await in control flow": [ASYNC, "for i in range(2):\n    if await double(i) > 1:\n        a = i"],
     "await in a nested def stays": [ASYNC, "async def g():\n    return await double(4)", "a = await g()"],
+    "await in a default": [ASYNC, "def f(x=await double(2)):\n    return x", "a = f()"],
+    "await in a setting": [ASYNC, "import os\nos.environ['A'] = str(await double(1))\na = os.environ['A']"],
     "gather": [ASYNC, "a = await asyncio.gather(double(1), double(2))"],
     "await with other letters": [ASYNC, "ü = 'äöü'; a = (ü, await double(1))"],
     "await below other letters": [ASYNC, "ü = 'äöü'\na = (ü, await double(1))"],
@@ -302,6 +324,21 @@ def test_several_notebooks_go_into_a_folder(tmp_path, capsys):
     assert main(["export", str(first), str(second), "-o", folder]) == 1
     assert "b.ipynb cell 1 line 1: E103" in capsys.readouterr().err and (tmp_path / "scripts" / "a.py").exists()
     assert main(["export", str(first), str(second), "-o", str(first)]) == 1
+
+
+def test_two_notebooks_do_not_share_a_script(tmp_path, capsys):
+    for folder in ("one", "two"):
+        (tmp_path / folder).mkdir()
+    first, second = write(tmp_path / "one", "x = 1"), write(tmp_path / "two", "x = 2")
+    for flags in ([], ["--check"]):
+        assert main(["export", str(first), str(second), "-o", str(tmp_path / "new"), *flags]) == 1
+        assert "would both be" in capsys.readouterr().err and not (tmp_path / "new").exists()
+
+
+def test_the_headers_commands_are_quoted(tmp_path):
+    path = write(tmp_path, "x = 1", name="my $(touch x) run.ipynb")
+    text = export_text(path).text
+    assert "python 'my $(touch x) run.py' --help" in text and "rlkit export 'my $(touch x) run.ipynb'" in text
 
 
 def test_the_scripts_in_the_repository_are_fresh(capsys):

@@ -49,7 +49,7 @@ WILD = {
             code(*line("import os", "os.environ['HF_TOKEN'] = userdata.get('HF_TOKEN')")),
             code("!nvidia-smi"),
         ],
-        ["E101 cell 1 line 2", "N001 cell 1 line 1", "E101 cell 4 line 1"],
+        ["E101 cell 1 line 2", "N001 cell 1 line 1", "W207 cell 2 line 1", "E101 cell 4 line 1"],
     ),
     "captured installs, then plain code": (
         4,
