@@ -46,6 +46,7 @@ class WeightLoader:
             "max_logprobs": model.max_logprobs,
             "lora_rank": config.lora_config.max_lora_rank if config.lora_config else None,
             "shapes": self._rlkit_shapes(),
+            "tied": bool(getattr(model.hf_text_config, "tie_word_embeddings", False)),
             "mixed": getattr(self, "_rlkit_mixed", False),
         }
 
