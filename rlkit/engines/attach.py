@@ -104,8 +104,8 @@ def check_fit(server: Described, policy: "Policy", ours: Manifest) -> None:
             raise EngineError(f"{error} It is {server.source!r} at {where}; the policy is {policy.name!r}.") from error
     if server.tied and not is_tied(policy):
         raise EngineError(
-            f"VLLMServer: {server.source!r} at {where} ties its head to the embedding, the policy {policy.name!r} has a "
-            "head of its own, which the server cannot hold. Serve the policy itself: rl.serve(policy)."
+            f"VLLMServer: {server.source!r} at {where} ties its head to the embedding, the policy {policy.name!r} has "
+            "one of its own, which the server cannot hold. Serve the policy itself: rl.serve(policy)."
         )
     own: torch.dtype = next(p.dtype for p in policy.model.parameters() if p.is_floating_point())
     fitting = {str(dtype).removeprefix("torch.") for dtype in (own, policy.autocast) if dtype is not None}

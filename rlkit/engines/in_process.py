@@ -7,7 +7,7 @@ Not run: anything on a GPU, so neither sleep with real memory nor CUDA graphs.
 
 import contextlib
 import gc
-import importlib.metadata
+import importlib
 import logging
 import weakref
 from collections.abc import Callable, Iterable, Sequence
@@ -112,7 +112,8 @@ class InProcessLLM:
             return list(self._llm.enqueue(inputs, settings, lora_request=adapter, use_tqdm=False))
         except (VLLMError, ValueError) as error:
             hint = f" {REGEX_HINT}" if any(one.structured_outputs is not None for one in settings) else ""
-            raise ValueError(f"{self._name}: vLLM refuses these settings or prompts: {error}{hint}") from error
+            said = " ".join(str(error).split()).rstrip(".")
+            raise ValueError(f"{self._name}: vLLM refuses these settings or prompts: {said}.{hint}") from error
 
     def reload(self, stream: Iterable[tuple[str, Tensor]]) -> None:
         """Put weights in place, a layer at a time, in the form that the kernels want.
@@ -215,7 +216,7 @@ def _load_vllm(name: str) -> Any:
             "torchaudio or torchcodec, they are for another torch: pip uninstall torchvision torchaudio torchcodec."
         ) from error
     if not hasattr(LLM, "update_weight_version"):
-        release = importlib.metadata.version("vllm")
+        release = importlib.import_module("vllm").__version__
         raise ImportError(f"{name}: vLLM {release} is too old; rlkit was tested with 0.32: pip install 'vllm>=0.32'.")
     return LLM
 

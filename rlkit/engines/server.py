@@ -148,8 +148,8 @@ class VLLMServer:
         """
         if len(params.stop_strings) > MAX_STOP_STRINGS:
             raise ValueError(
-                f"sample: a vLLM server takes up to {MAX_STOP_STRINGS} stop strings, got {len(params.stop_strings)}. Use "
-                "fewer, or an engine in this process."
+                f"sample: a vLLM server takes up to {MAX_STOP_STRINGS} stop strings, got {len(params.stop_strings)}. "
+                "Use fewer, or an engine in this process."
             )
         requests = [
             vllm_request(self.policy, params, num_generations=num_generations, seed=seed, group_id=group)

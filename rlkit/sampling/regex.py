@@ -60,8 +60,8 @@ class RegexMask:
             matcher.fill_next_token_bitmask(self._blank)
             if not self._blank.any():
                 raise ValueError(
-                    f"sample: regex {self._regex!r} leaves completion {row} no token to go on with, and no end. Write it "
-                    "with characters that the policy's tokenizer has."
+                    f"sample: regex {self._regex!r} leaves completion {row} no token to go on with, and no end. Write "
+                    "it with characters that the policy's tokenizer has."
                 )
             self._apply(scores[place : place + 1], self._blank.to(scores.device))
         return torch.where(scores.isneginf().all(-1, keepdim=True), 0.0, scores)
