@@ -9,6 +9,7 @@ import contextlib
 import gc
 import importlib
 import logging
+import sys
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -69,7 +70,11 @@ class InProcessLLM:
             variables |= {"RANK": "0", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
             force |= {"LOCAL_RANK": str(device.index)} if device.index is not None else {}
         with environment(variables, force=force), self._as_a_guest():
-            self._llm = _load_vllm(name)(**settings)
+            try:
+                self._llm = _load_vllm(name)(**settings)
+            except BaseException:  # too little memory, Ctrl-C: the next one must find nothing of this one
+                _forget_parallel_state()
+                raise
         _live = weakref.ref(self)
 
     def run(self, prompts: Sequence[Sequence[int]], requests: Sequence[dict[str, Any]], adapter: Any) -> list[Any]:
@@ -219,6 +224,16 @@ def _load_vllm(name: str) -> Any:
         release = importlib.import_module("vllm").__version__
         raise ImportError(f"{name}: vLLM {release} is too old; rlkit was tested with 0.32: pip install 'vllm>=0.32'.")
     return LLM
+
+
+def _forget_parallel_state() -> None:
+    """Take down what an engine that failed half-way has set up; closing does the same for one that is whole."""
+    if "vllm.distributed.parallel_state" in sys.modules:
+        from vllm.distributed import destroy_distributed_environment, destroy_model_parallel
+
+        destroy_model_parallel()
+        destroy_distributed_environment()
+        gc.collect()
 
 
 def _wake_before_the_end(llm: Any, name: str) -> None:

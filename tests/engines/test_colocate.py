@@ -284,6 +284,14 @@ def test_it_can_sleep_after_every_rollout(make):
     assert tokens_of(draw(engine)) == first
 
 
+def test_after_an_engine_that_could_not_be_made_the_next_one_can(make):
+    """Too large a cache is noticed when vLLM has set up its groups already; Ctrl-C comes there as well."""
+    with pytest.raises((RuntimeError, ValueError), match="memory"):
+        make(vllm_policy(), kv_cache_memory_bytes=2**50)
+    assert not torch.distributed.is_initialized()
+    draw(make(vllm_policy()))
+
+
 def test_an_engine_that_sleeps_wakes_before_its_end(make, monkeypatch):
     """Memory that sleeps must not be freed (csrc/cumem_allocator.cpp), and after each rollout it does."""
     engine = make(vllm_policy(), enable_sleep=True)
