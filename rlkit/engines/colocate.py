@@ -4,7 +4,7 @@ The engine starts from the policy's own configuration with dummy weights, and th
 ones, so nothing large goes over the disk.
 
 Sources: notes on vLLM 0.32 (sixteen measured traps), TRL's `VLLMGeneration`. Left out: pictures, several adapters at
-once, several engines in one process. Not run: sleep with real memory, CUDA graphs, tensor parallel groups (no GPU).
+once, several engines in one process. Not run: sleep with real memory, CUDA graphs, anything else on a GPU.
 """
 
 import contextlib
@@ -253,7 +253,7 @@ class VLLMColocate:
     def _draw_together(
         self, prompts: Sequence[Sequence[int]], requests: Sequence[dict[str, Any]]
     ) -> list[list[Completion]]:
-        """Processes that share an engine draw the prompts of all and keep their own. (Not run: no GPU.)"""
+        """Processes that share an engine draw the prompts of all and keep their own."""
         parts: list[Any] = [None] * dist.get_world_size(self._group)
         dist.all_gather_object(parts, (list(prompts), list(requests)), group=self._group)
         mine = dist.get_rank(self._group)

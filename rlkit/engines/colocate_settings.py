@@ -174,7 +174,7 @@ def check_world(tensor_parallel_size: int) -> None:
 
 
 def tensor_parallel_group(size: int) -> Any:
-    """The neighbouring processes that share an engine with this one; None if it has its own. (Not run: no GPU.)"""
+    """The neighbouring processes that share an engine with this one; None if it has its own."""
     if size == 1:
         return None
     world = dist.get_world_size()

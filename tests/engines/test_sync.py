@@ -182,3 +182,12 @@ def test_a_step_too_small_for_the_probe_passes(engine):
     step(engine, lr=1e-7)
     draw(engine)
     assert engine.probe.gap_max < 1e-4
+
+
+def test_prompts_too_long_for_the_engine_are_told_before_the_first_step(engine, monkeypatch):
+    monkeypatch.setattr(CopyEngine, "max_context", 8)
+    rows = [{"prompt": "1234567"}, {"prompt": "12345678"}]
+    with pytest.raises(ValueError, match=r"1 prompt\(s\) are longer than 7 tokens: row 1 \(8 tokens\)"):
+        rl.PromptLoader(rows, engine.policy, batch_size=1)
+    assert len(rl.PromptLoader(rows, engine.policy, batch_size=1, on_long="skip")) == 1
+    rl.PromptLoader(rows, vllm_policy(), batch_size=1)  # no engine in use, and the model has room
