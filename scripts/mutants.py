@@ -92,6 +92,7 @@ MUTANTS = [
     Mutant("adapter not merged", "engines/weights.py", "        twin.merge()\n", "        twin.eval()\n", "engines/test_weights.py"),
     Mutant("merged in place", "engines/weights.py", "twin = copy.deepcopy(layer)", "twin = layer", "engines/test_weights.py"),
     Mutant("a stale engine draws", "sampling/sample.py", "    sync(engine)\n    completions", "    completions", "engines/test_sync.py"),
+    Mutant("weights changed by hand are not noticed", "sampling/sample.py", "engine.version != policy.version or changed)", "engine.version != policy.version)", "engines/test_sync.py"),
     Mutant("truncated log-probabilities kept", "sampling/sample.py", "if not engine.renormalises(params):", "if True:", "engines/test_sync.py"),
     Mutant("prefix cache kept after a load", "engines/lifecycle.py", '        self._wake("kv_cache")\n        self._forget_cache()\n', '        self._wake("kv_cache")\n', "engines/test_lifecycle.py"),
     Mutant("asleep while loading", "engines/lifecycle.py", '        self._wake("weights")\n        load()', "        load()", "engines/test_lifecycle.py"),

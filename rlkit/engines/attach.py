@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from rlkit.engines.remote import Remote
-from rlkit.engines.weights import Manifest, check_manifest
+from rlkit.engines.weights import Manifest, check_manifest, is_tied
 from rlkit.sampling.engine import EngineError
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ class Described:
         dtype: of its weights.
         max_model_len: most tokens of prompt and completion.
         shapes: shape of each weight by name; None where the server cannot tell.
+        tied: its head and its embedding are one.
         lora_rank: largest rank of an adapter; None without adapters.
         logprobs_mode: what its log-probabilities are of.
     """
@@ -37,6 +38,7 @@ class Described:
     dtype: str
     max_model_len: int
     shapes: dict[str, list[int]] | None
+    tied: bool
     lora_rank: int | None
     logprobs_mode: str
 
@@ -82,6 +84,7 @@ def attach(remote: Remote) -> Described:
         dtype=found["dtype"],
         max_model_len=int(found["max_model_len"]),
         shapes=found["shapes"],
+        tied=found["tied"],
         lora_rank=found["lora_rank"],
         logprobs_mode=found["logprobs_mode"],
     )
@@ -99,6 +102,11 @@ def check_fit(server: Described, policy: "Policy", ours: Manifest) -> None:
             check_manifest(ours, {name: (tuple(s), None) for name, s in server.shapes.items()}, "VLLMServer")
         except ValueError as error:
             raise EngineError(f"{error} It is {server.source!r} at {where}; the policy is {policy.name!r}.") from error
+    if server.tied and not is_tied(policy):
+        raise EngineError(
+            f"VLLMServer: {server.source!r} at {where} ties its head to the embedding, the policy {policy.name!r} has "
+            "one of its own, which the server cannot hold. Serve the policy itself: rl.serve(policy)."
+        )
     own: torch.dtype = next(p.dtype for p in policy.model.parameters() if p.is_floating_point())
     fitting = {str(dtype).removeprefix("torch.") for dtype in (own, policy.autocast) if dtype is not None}
     if server.dtype not in fitting:

@@ -4,7 +4,7 @@ The engine starts from the policy's own configuration with dummy weights, and th
 ones, so nothing large goes over the disk.
 
 Sources: notes on vLLM 0.32 (sixteen measured traps), TRL's `VLLMGeneration`. Left out: pictures, several adapters at
-once, several engines in one process. Not run: sleep with real memory, CUDA graphs, tensor parallel groups (no GPU).
+once, several engines in one process. Not run: sleep with real memory, CUDA graphs, anything else on a GPU.
 """
 
 import contextlib
@@ -120,7 +120,7 @@ class VLLMColocate:
             enforce_eager=enforce_eager,
         )
         self._group = tensor_parallel_group(tensor_parallel_size)
-        self._llm = InProcessLLM(settings, name=self.name, on_close=self._on_close)
+        self._llm = InProcessLLM(settings, device=policy.device, name=self.name, on_close=self._on_close)
         self._lifecycle = Lifecycle(self._llm, self.name)
         self._closed = ""
 
@@ -204,7 +204,9 @@ class VLLMColocate:
             level: 2 forgets the weights, 1 keeps them on the host; None takes what fits the way weights come.
         """
         self.check_open()
-        self._lifecycle.sleep(level or (1 if self._adapter_only else 2))
+        if level is None:
+            level = 1 if self._adapter_only else 2
+        self._lifecycle.sleep(level)
 
     def check(self) -> None:
         """Nothing if it can generate.
@@ -236,9 +238,9 @@ class VLLMColocate:
         for place, prompt in enumerate(prompts):
             if not prompt or len(prompt) + completion > self._max_context:
                 raise ValueError(
-                    f"{self.name}: prompt {place} has {len(prompt)} tokens; with up to {completion} of a completion it "
-                    f"must have between 1 and {self._max_context - completion} (max_model_length="
-                    f"{self._max_context}); vLLM would cut the completion short without a word."
+                    f"{self.name}: prompt {place} has {len(prompt)} tokens; it needs at least 1, and with a completion "
+                    f"of up to {completion} at most max_model_length={self._max_context}. vLLM would cut the "
+                    "completion short without a word."
                 )
 
     def _draw(self, prompts: Sequence[Sequence[int]], requests: Sequence[dict[str, Any]]) -> list[list[Completion]]:
@@ -251,7 +253,7 @@ class VLLMColocate:
     def _draw_together(
         self, prompts: Sequence[Sequence[int]], requests: Sequence[dict[str, Any]]
     ) -> list[list[Completion]]:
-        """Processes that share an engine draw the prompts of all and keep their own. (Not run: no GPU.)"""
+        """Processes that share an engine draw the prompts of all and keep their own."""
         parts: list[Any] = [None] * dist.get_world_size(self._group)
         dist.all_gather_object(parts, (list(prompts), list(requests)), group=self._group)
         mine = dist.get_rank(self._group)

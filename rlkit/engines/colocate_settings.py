@@ -51,8 +51,8 @@ def llm_settings(
     )
     if gpu_memory_utilization is not None and not 0 < gpu_memory_utilization <= 1:
         raise ValueError(
-            f"VLLMColocate: gpu_memory_utilization must be in (0, 1], got {gpu_memory_utilization}. rl.vllm_memory "
-            f"suggests {memory.gpu_memory_utilization}."
+            f"VLLMColocate: gpu_memory_utilization must be in (0, 1], got {gpu_memory_utilization}. Leave it out for "
+            "the estimate of rl.vllm_memory."
         )
     if on_cpu and kv_cache_memory_bytes is None:
         # Explicit on a CPU: it also skips a warm-up of seconds (notes on vLLM, fast init).
@@ -81,10 +81,10 @@ def llm_settings(
     if share := gpu_memory_utilization or memory.gpu_memory_utilization:
         settings["gpu_memory_utilization"] = share
     if tensor_parallel_size > 1:
-        settings |= {
-            "tensor_parallel_size": tensor_parallel_size,
-            "distributed_executor_backend": "external_launcher",
-        }
+        settings["tensor_parallel_size"] = tensor_parallel_size
+    if (dist.is_initialized() and dist.get_world_size() > 1) or policy.device.index:
+        # vLLM's own launcher would take the first GPU in every process, whichever the policy is on.
+        settings["distributed_executor_backend"] = "external_launcher"
     if adapter_only:
         rank = policy.model.peft_config[policy.model.active_adapter].r
         settings |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": offered_rank(rank)}
@@ -112,11 +112,11 @@ def checked_length(policy: "Policy", max_model_length: int | None) -> int:
     Raises:
         ValueError: none is known, or more than the model has.
     """
-    length = max_model_length or policy.max_context
+    length = policy.max_context if max_model_length is None else max_model_length
     if length is None or length < 2:
         raise ValueError(
-            f"VLLMColocate: max_model_length must be at least 2, got {length}; the model itself names no limit, so say "
-            "how long a prompt and its completion can be together."
+            f"VLLMColocate: max_model_length must be at least 2, got {length}: most tokens of a prompt and its "
+            "completion together. None takes the model's context, if it names one."
         )
     if policy.max_context is not None and length > policy.max_context:
         raise ValueError(
@@ -137,6 +137,8 @@ def checked_lora(policy: "Policy", lora: str, model: str | None) -> bool:
     if not hasattr(policy.model, "peft_config"):
         if quantised:
             raise ValueError("VLLMColocate: quantised weights without an adapter cannot be trained, nor handed over.")
+        if lora == "adapter":
+            raise ValueError(f"VLLMColocate: lora='adapter', but {policy.name!r} has no adapter.")
         return False
     if quantised and (lora == "merge" or model is None):
         raise ValueError(
@@ -172,7 +174,7 @@ def check_world(tensor_parallel_size: int) -> None:
 
 
 def tensor_parallel_group(size: int) -> Any:
-    """The neighbouring processes that share an engine with this one; None if it has its own. (Not run: no GPU.)"""
+    """The neighbouring processes that share an engine with this one; None if it has its own."""
     if size == 1:
         return None
     world = dist.get_world_size()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlkit.engines.attach import Described
 from rlkit.engines.remote import KEEP, run_apart
-from rlkit.engines.requests import completion_of
+from rlkit.engines.requests import REGEX_HINT, completion_of
 from rlkit.sampling.engine import Completion, EngineError
 
 if TYPE_CHECKING:
@@ -100,7 +100,12 @@ async def _draw_one(
     with remote.translated(path, remote.deadline):
         answer = await client.post(remote.url + path, json=body, headers=remote.headers)
     heard[remote.url] = time.monotonic()
-    return remote.read(answer, path)
+    try:
+        return remote.read(answer, path)
+    except EngineError as error:
+        if answer.status_code in (400, 500) and "structured_outputs" in settings:
+            raise EngineError(f"{error}. {REGEX_HINT}") from error
+        raise
 
 
 async def _watch(server: Described, heard: dict[str, float]) -> None:

@@ -36,14 +36,21 @@ def random_states_kept() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def threads_kept() -> Iterator[None]:
-    """Torch's number of threads, and the function that sets it, are afterwards what they were before."""
-    count, function = torch.get_num_threads(), torch.set_num_threads
+def settings_kept() -> Iterator[None]:
+    """Torch's number of threads, the function that sets it, and the precision of float32 products are kept.
+
+    So is the current GPU. The precision and the GPU are set by vLLM's worker for GPUs (read in its source, not run).
+    """
+    count, function, precision = torch.get_num_threads(), torch.set_num_threads, torch.get_float32_matmul_precision()
+    device = torch.cuda.current_device() if torch.cuda.is_available() and torch.cuda.is_initialized() else None
     try:
         yield
     finally:
         torch.set_num_threads = function
         torch.set_num_threads(count)
+        torch.set_float32_matmul_precision(precision)
+        if device is not None:
+            torch.cuda.set_device(device)
 
 
 @contextlib.contextmanager

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from rlkit import collectives
 from rlkit.engines.attach import Described
+from rlkit.engines.guests import environment
 from rlkit.engines.leftovers import mine
 from rlkit.engines.remote import Remote
 from rlkit.engines.served import whole_copy
@@ -64,6 +65,7 @@ class FileHandover:
             for _ in tensors:
                 pass
             return
+        from safetensors import SafetensorError
         from safetensors.torch import save_file
 
         # Copies: a tied head shares its memory, which the format does not allow, and tensors are only lent.
@@ -74,7 +76,14 @@ class FileHandover:
                 check_manifest(given, {n: (tuple(s), None) for n, s in server.shapes.items()}, "VLLMServer.sync")
         size = sum(t.numel() * t.element_size() for t in weights.values())
         with self._file() as file:
-            save_file(weights, file)
+            try:
+                save_file(weights, file)
+            except SafetensorError as error:  # a full disk too; in a container /dev/shm often holds 64 MiB
+                raise EngineError(
+                    f"VLLMServer: could not write {size / 2**30:.2f} GiB of weights to {self.folder}, which has "
+                    f"{shutil.disk_usage(self.folder).free / 2**30:.2f} GiB free ({error}). Give it more room (docker "
+                    "run --shm-size=...), or another way: sync='disk' with folder=."
+                ) from error
             for server in self.servers:
                 with paused(server.remote):
                     _load(server.remote, file, size)
@@ -191,12 +200,24 @@ class NCCLHandover:
 
 
 def _joined(remote: Remote, port: int) -> Any:
+    for path in ("/finish_weight_update", "/shutdown_weight_transfer_engine"):  # what a killed client has left open
+        with contextlib.suppress(EngineError):
+            remote.call("POST", path)
+    client = trl_client(remote, port)
+    client.init_communicator(device=torch.device("cuda", torch.cuda.current_device()))
+    return client
+
+
+def trl_client(remote: Remote, port: int) -> Any:
+    """TRL's client, without what it does behind one's back: proxies for the loopback, and a POST sent again."""
+    from requests.adapters import HTTPAdapter
     from trl.generation.vllm_client import VLLMClient
 
-    with contextlib.suppress(EngineError):  # a group that a killed client has left open
-        remote.call("POST", "/shutdown_weight_transfer_engine")
-    client = VLLMClient(base_url=remote.url, group_port=port, connection_timeout=remote.deadline)
-    client.init_communicator(device=torch.device("cuda", torch.cuda.current_device()))
+    with environment({}, force={"NO_PROXY": "*", "no_proxy": "*"}):  # it asks for /health without its session
+        client = VLLMClient(base_url=remote.url, group_port=port, connection_timeout=remote.deadline)
+    client.session.trust_env = False
+    for scheme in ("http://", "https://"):
+        client.session.mount(scheme, HTTPAdapter(max_retries=0))
     return client
 
 

@@ -7,7 +7,9 @@ Not run: anything on a GPU, so neither sleep with real memory nor CUDA graphs.
 
 import contextlib
 import gc
+import importlib
 import logging
+import sys
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -21,10 +23,11 @@ from rlkit.engines.guests import (
     default_group_kept,
     environment,
     random_states_kept,
-    threads_kept,
+    settings_kept,
 )
 from rlkit.engines.lifecycle import Part
-from rlkit.engines.server_settings import check_lscpu
+from rlkit.engines.requests import REGEX_HINT
+from rlkit.engines.server_settings import check_lscpu, free_port
 from rlkit.sampling.engine import EngineError
 
 logger = logging.getLogger(__name__)
@@ -37,11 +40,14 @@ class InProcessLLM:
 
     Args:
         settings: keywords of `vllm.LLM`.
+        device: where the trainer computes, and vLLM will.
         name: for messages.
         on_close: called once, when it is closed, with the reason.
     """
 
-    def __init__(self, settings: dict[str, Any], *, name: str, on_close: Callable[[str], None]) -> None:
+    def __init__(
+        self, settings: dict[str, Any], *, device: torch.device, name: str, on_close: Callable[[str], None]
+    ) -> None:
         global _live
         before = _live() if _live is not None else None
         if before is not None:
@@ -59,12 +65,25 @@ class InProcessLLM:
         if self._owns_group or dist.get_world_size() == 1:
             variables["VLLM_HOST_IP"] = "127.0.0.1"  # nodes of a larger run meet at a real address
         force = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+        if settings.get("distributed_executor_backend") == "external_launcher":
+            # Which process this is, and which GPU it has, as torchrun would say it.
+            variables |= {"RANK": "0", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+            force |= {"LOCAL_RANK": str(device.index)} if device.index is not None else {}
         with environment(variables, force=force), self._as_a_guest():
-            self._llm = _load_vllm(name)(**settings)
+            try:
+                self._llm = _load_vllm(name)(**settings)
+            except BaseException:  # too little memory, Ctrl-C: the next one must find nothing of this one
+                _forget_parallel_state()
+                raise
         _live = weakref.ref(self)
 
     def run(self, prompts: Sequence[Sequence[int]], requests: Sequence[dict[str, Any]], adapter: Any) -> list[Any]:
-        """VLLM's output of each prompt, in their order. Ctrl-C ends it between two steps and leaves nothing behind."""
+        """VLLM's output of each prompt, in their order. Ctrl-C ends it between two steps and leaves nothing behind.
+
+        Raises:
+            ValueError: vLLM refuses a prompt or a setting.
+            EngineError: outputs are missing.
+        """
         from vllm import SamplingParams
         from vllm.sampling_params import StructuredOutputsParams
 
@@ -78,12 +97,7 @@ class InProcessLLM:
         engine, done, order = self._llm.llm_engine, {}, []
         with random_states_kept(), DeferredInterrupt() as interrupt:
             try:
-                order += self._llm.enqueue(
-                    [{"prompt_token_ids": list(prompt)} for prompt in prompts],
-                    settings,
-                    lora_request=adapter,
-                    use_tqdm=False,
-                )
+                order += self._enqueue(prompts, settings, adapter)
                 while engine.has_unfinished_requests():
                     interrupt.deliver()
                     done.update({output.request_id: output for output in engine.step() if output.finished})
@@ -95,18 +109,40 @@ class InProcessLLM:
             raise EngineError(f"{self._name}: {len(order)} prompts went in, {len(done)} came out.")
         return sorted(done.values(), key=lambda output: int(output.request_id))
 
+    def _enqueue(self, prompts: Sequence[Sequence[int]], settings: list[Any], adapter: Any) -> list[str]:
+        from vllm.exceptions import VLLMError
+
+        try:
+            inputs = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
+            return list(self._llm.enqueue(inputs, settings, lora_request=adapter, use_tqdm=False))
+        except (VLLMError, ValueError) as error:
+            hint = f" {REGEX_HINT}" if any(one.structured_outputs is not None for one in settings) else ""
+            said = " ".join(str(error).split()).rstrip(".")
+            raise ValueError(f"{self._name}: vLLM refuses these settings or prompts: {said}.{hint}") from error
+
     def reload(self, stream: Iterable[tuple[str, Tensor]]) -> None:
         """Put weights in place, a layer at a time, in the form that the kernels want.
 
         Raises:
             EngineError: vLLM could not; layers may hold old and new weights.
         """
+        from vllm.exceptions import VLLMError
+
         loaded = False
         try:
             with random_states_kept():
                 self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(stream)})
             loaded = True
-        except (KeyError, ValueError, RuntimeError, AssertionError, TypeError, AttributeError, OSError) as error:
+        except (
+            VLLMError,
+            LookupError,
+            ValueError,
+            RuntimeError,
+            AssertionError,
+            TypeError,
+            AttributeError,
+            OSError,
+        ) as error:
             raise EngineError(
                 f"{self._name}: vLLM could not load the weights ({type(error).__name__}: {error}). It refuses to "
                 "generate until a whole transfer succeeds."
@@ -121,9 +157,11 @@ class InProcessLLM:
         Raises:
             EngineError: vLLM did not take it.
         """
+        from vllm.exceptions import VLLMError
+
         try:
             self._llm.llm_engine.add_lora(request)
-        except (ValueError, RuntimeError, KeyError, OSError) as error:
+        except (VLLMError, ValueError, RuntimeError, KeyError, OSError) as error:
             raise EngineError(f"{self._name}: vLLM could not load the adapter: {error}") from error
         if request.lora_int_id not in self._llm.llm_engine.list_loras():
             raise EngineError(f"{self._name}: vLLM did not take the adapter in {request.lora_path}.")
@@ -151,6 +189,8 @@ class InProcessLLM:
             return
         llm, self._llm = self._llm, None
         with self._as_a_guest():
+            if llm.llm_engine.is_sleeping():
+                _wake_before_the_end(llm, self._name)
             llm.llm_engine.engine_core.shutdown()
             del llm
             gc.collect()
@@ -161,7 +201,7 @@ class InProcessLLM:
     def _as_a_guest(self) -> contextlib.ExitStack:
         stack = contextlib.ExitStack()
         stack.enter_context(random_states_kept())
-        stack.enter_context(threads_kept())
+        stack.enter_context(settings_kept())
         stack.enter_context(default_group_kept(not self._owns_group))  # trap 6
         return stack
 
@@ -180,7 +220,31 @@ def _load_vllm(name: str) -> Any:
             f"{name}: vLLM does not load here ({type(error).__name__}: {error}). If it speaks of torchvision, "
             "torchaudio or torchcodec, they are for another torch: pip uninstall torchvision torchaudio torchcodec."
         ) from error
+    if not hasattr(LLM, "update_weight_version"):
+        release = importlib.import_module("vllm").__version__
+        raise ImportError(f"{name}: vLLM {release} is too old; rlkit was tested with 0.32: pip install 'vllm>=0.32'.")
     return LLM
+
+
+def _forget_parallel_state() -> None:
+    """Take down what an engine that failed half-way has set up; closing does the same for one that is whole."""
+    if "vllm.distributed.parallel_state" in sys.modules:
+        from vllm.distributed import destroy_distributed_environment, destroy_model_parallel
+
+        destroy_model_parallel()
+        destroy_distributed_environment()
+        gc.collect()
+
+
+def _wake_before_the_end(llm: Any, name: str) -> None:
+    """Memory that sleeps must not be freed: CUDA's error stays in vLLM's allocator, and the next engine gets nothing.
+
+    (Read in csrc/cumem_allocator.cpp, where `my_free` unmaps what sleep has unmapped; not run, no GPU.)
+    """
+    try:
+        llm.wake_up()
+    except RuntimeError as error:
+        logger.warning("%s: could not wake before closing (%s); a new engine may need a new process.", name, error)
 
 
 def restore_layers(model: Any) -> None:

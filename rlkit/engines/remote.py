@@ -19,6 +19,10 @@ T = TypeVar("T")
 KEEP = "Nothing of the step was kept and nothing is lost"
 
 
+class NoVLLM(EngineError):
+    """Something else answers: to wait would not help."""
+
+
 class Remote:
     """A server as one address.
 
@@ -40,7 +44,8 @@ class Remote:
             host, port = None, None
         if parts.scheme not in ("http", "https") or not host or not (port or parts.scheme == "https"):
             raise ValueError(f"VLLMServer: expected a url such as 'http://127.0.0.1:8000', got {url!r}.")
-        self.url = f"{parts.scheme}://{parts.netloc}{parts.path}"
+        # OpenAI's clients want /v1 at the end of the address, and so it is often copied.
+        self.url = f"{parts.scheme}://{parts.netloc}{parts.path.removesuffix('/v1')}"
         self.host, self.port = host, port or 443
         self.deadline = deadline
         self.verify = parts.scheme == "https"  # reading the certificates takes longer than a call that needs none
@@ -53,10 +58,16 @@ class Remote:
 
     @property
     def is_here(self) -> bool:
-        """True if the server runs on this machine."""
+        """True if the address is one of this machine's, under whatever name."""
         import socket
 
-        return self.host in ("localhost", "127.0.0.1", "::1", socket.gethostname())
+        try:
+            family, kind, _, _, (number, *_) = socket.getaddrinfo(self.host, None, type=socket.SOCK_STREAM)[0]
+            with socket.socket(family, kind) as probe:
+                probe.bind((number, 0))  # works for an address of one of this machine's own interfaces only
+        except OSError:
+            return False
+        return True
 
     def call(
         self, method: str, path: str, *, body: Any = None, params: Any = None, deadline: float | None = None
@@ -138,7 +149,14 @@ class Remote:
                 code = self.status("/health")
                 if code == 200:
                     return
+                if code == 404:
+                    raise NoVLLM(
+                        f"VLLMServer: what answers at {self.where} is no vLLM server (it has no /health). url= is its "
+                        f"root, {self.url!r} here. Start one with: rlkit serve MODEL, on another port."
+                    )
                 last = f"its /health says {code}"
+            except NoVLLM:
+                raise
             except EngineError as error:
                 last = str(error.__cause__ or error)
             if time.monotonic() >= until:

@@ -26,6 +26,12 @@ MAX_BIASED_IDS = 1024
 """Unused ids up to this many are ruled out by a bias on each; more by the list of all allowed ids."""
 
 
+REGEX_HINT = (
+    "With regex=: vLLM's grammar does not know the expression, or a completion came to where no token of the policy's "
+    "tokenizer can go on matching it."
+)
+
+
 def request_seed(seed: int, group_id: int) -> int:
     """The seed of a group's first completion; the others follow it.
 
@@ -112,6 +118,8 @@ def completion_of(
     Raises:
         EngineError: aborted, cut off, a missing log-probability, or an id that no tokenizer has.
     """
+    if finish_reason == "error":
+        raise EngineError(f"{where}: vLLM ended a completion by an error of its own; its log says which. {REGEX_HINT}")
     if finish_reason not in ("stop", "length"):
         raise EngineError(
             f"{where}: a completion ended with {finish_reason!r}: it was cut off before it was done (the engine was "

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+MAX_STOP_STRINGS = 4  # of the OpenAI API
 FRESH = "default"  # vLLM's own name for the weights of a server that has just been started
 
 
@@ -143,8 +144,13 @@ class VLLMServer:
 
         Raises:
             EngineError: a server has no valid weights or another client's, dies, hangs, or cuts completions off.
-            ValueError: settings that vLLM does not have.
+            ValueError: settings that a vLLM server does not have.
         """
+        if len(params.stop_strings) > MAX_STOP_STRINGS:
+            raise ValueError(
+                f"sample: a vLLM server takes up to {MAX_STOP_STRINGS} stop strings, got {len(params.stop_strings)}. "
+                "Use fewer, or an engine in this process."
+            )
         requests = [
             vllm_request(self.policy, params, num_generations=num_generations, seed=seed, group_id=group)
             for group in group_ids

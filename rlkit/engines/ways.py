@@ -78,8 +78,8 @@ def choose_way(remotes: Sequence[Remote], sync: str, folder: str | os.PathLike[s
     if torch.cuda.is_available():
         return "nccl"
     raise ValueError(
-        f"VLLMServer: there is no way to bring weights to {(away or [remotes[0].where])[0]}: it is not this machine, "
-        "no folder= on a shared disk is given, and there is no GPU for NCCL."
+        f"VLLMServer: there is no way to bring weights to {(away or [remotes[0].where])[0]}: it is not this machine "
+        "(is its name right?), no folder= on a shared disk is given, and there is no GPU for NCCL."
     )
 
 

@@ -104,6 +104,28 @@ def check_manifest(ours: Mapping[str, Any], theirs: Mapping[str, Any], where: st
         )
 
 
+def weights_mark(policy: "Policy") -> int:
+    """A number that changes with the weights: also by an optimizer of the user's own, `load_state_dict`, or by hand.
+
+    It reads torch's counter of changes in place of each parameter, one element of each, which shows what is written
+    past the counter (`parameter.data`), and the active adapters; so it costs next to nothing. Left out: single elements
+    written through `.data`; and packed bytes and what DeepSpeed has taken apart, of which only the counter is read.
+    """
+    adapted = hasattr(policy.model, "peft_config")
+    parts: list[Any] = [policy.model.active_adapters if adapted else None]
+    middles: dict[Any, list[Tensor]] = {}
+    for parameter in policy.model.parameters():
+        parts.append((id(parameter), 0 if parameter.is_inference() else parameter._version))
+        local = parameter.detach()
+        local = local.to_local() if hasattr(local, "to_local") else local
+        if local.numel() and not local.is_meta and local.element_size() > 1:
+            middle = local[tuple(size // 2 for size in local.shape)]
+            middles.setdefault((local.device, local.dtype), []).append(middle)
+    for values in middles.values():
+        parts.append(tuple(repr(value) for value in torch.stack(values).double().tolist()))
+    return hash(repr(parts))
+
+
 def is_tied(policy: "Policy") -> bool:
     """True if the head and the embedding of tokens are one parameter."""
     lm = causal_lm_of(policy.model)

@@ -46,6 +46,11 @@ class WeightLoader:
             "max_logprobs": model.max_logprobs,
             "lora_rank": config.lora_config.max_lora_rank if config.lora_config else None,
             "shapes": self._rlkit_shapes(),
+            # vLLM unties the config where the checkpoint has both tensors, and ties the model again if they are equal.
+            "tied": bool(
+                getattr(model.hf_text_config, "tie_word_embeddings", False)
+                or getattr(model, "word_embeddings_untied_by_checkpoint", False)
+            ),
             "mixed": getattr(self, "_rlkit_mixed", False),
         }
 

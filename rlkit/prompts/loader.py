@@ -32,7 +32,8 @@ class PromptLoader:
         shuffle: False serves the rows in the dataset's order. An `IterableDataset` is shuffled by its own buffer
             (`IterableDataset.shuffle`); a function's rows are not shuffled.
         drop_last: leave out the last batch of an epoch if it is smaller.
-        max_prompt_length: most tokens of a prompt; None takes the model's context.
+        max_prompt_length: most tokens of a prompt; None takes the model's context, or that of the engine in use
+            (`policy.use`) if it is shorter, less one for a completion.
         on_long: "error" names the rows that are longer; "skip" leaves them out and says how many; "truncate-left" cuts
             their beginning, never the generation prompt or the beginning-of-sequence token, and says which.
         chat_template_kwargs: for the chat template, e.g. {"enable_thinking": False}. A row's own column
@@ -72,7 +73,7 @@ class PromptLoader:
         self.dataset, self.batch_size, self.seed = dataset, batch_size, seed
         self.shuffle, self.drop_last = shuffle, drop_last
         tokenizer = PromptTokenizer(policy.tokenizer, chat_template_kwargs)
-        rule = LengthRule(max_prompt_length or policy.max_context, on_long)
+        rule = LengthRule(max_prompt_length or _longest(policy), on_long)
         supply = StreamSupply if streams else MapSupply
         self._supply = supply(dataset, tokenizer, rule, seed=seed, shuffle=shuffle, drop_last=drop_last)
         if drop_last and self._rows is not None and self._rows < batch_size:
@@ -159,3 +160,9 @@ class PromptLoader:
     def __repr__(self) -> str:
         many = "a stream of" if self._rows is None else f"{self._rows}"
         return f"PromptLoader({many} prompts, batch_size={self.batch_size}, epoch {self.epoch}, {self.served} served)"
+
+
+def _longest(policy: "Policy") -> int | None:
+    """Most tokens of a prompt that the model and the engine in use can take."""
+    engine = policy.engine.max_context if policy.engine is not None else None
+    return min((limit for limit in (policy.max_context, engine and engine - 1) if limit is not None), default=None)

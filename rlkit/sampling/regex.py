@@ -23,6 +23,8 @@ class RegexMask:
     Raises:
         ImportError: xgrammar is not installed.
         ValueError: not a regular expression that xgrammar knows.
+
+    Called, it raises `ValueError` where a completion cannot go on: no token of the tokenizer matches, nor an end.
     """
 
     def __init__(self, policy: "Policy", regex: str, rows: int) -> None:
@@ -43,6 +45,7 @@ class RegexMask:
         self._matchers = [xgrammar.GrammarMatcher(grammar) for _ in range(rows)]
         self._blank: Any = xgrammar.allocate_token_bitmask(1, policy.vocab_size)
         self._apply = xgrammar.apply_token_bitmask_inplace
+        self._regex = regex
 
     def __call__(self, scores: Tensor, so_far: Tensor, rows: Tensor) -> Tensor:
         """(B,V) scores with -inf for the tokens that cannot follow; `rows` says whose completion each is."""
@@ -55,5 +58,10 @@ class RegexMask:
             if matcher.is_terminated():
                 continue
             matcher.fill_next_token_bitmask(self._blank)
+            if not self._blank.any():
+                raise ValueError(
+                    f"sample: regex {self._regex!r} leaves completion {row} no token to go on with, and no end. Write "
+                    "it with characters that the policy's tokenizer has."
+                )
             self._apply(scores[place : place + 1], self._blank.to(scores.device))
         return torch.where(scores.isneginf().all(-1, keepdim=True), 0.0, scores)

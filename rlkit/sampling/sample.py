@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from rlkit import collectives
-from rlkit.engines.weights import named_weights
+from rlkit.engines.weights import named_weights, weights_mark
 from rlkit.logps import compute_logps
 from rlkit.prompts import make_batch
 from rlkit.rollout import Prompt, PromptBatch, Rollout, SamplingParams
 from rlkit.sampling.assemble import assemble
-from rlkit.sampling.engine import Completion, Engine, EngineError
+from rlkit.sampling.engine import Completion, Engine, EngineError, PolicyModelEngine
 from rlkit.sampling.transformers_engine import TransformersEngine
 from rlkit.sampling_params import from_generation_kwargs
 from rlkit.strategies import gathered
@@ -146,13 +146,18 @@ def owner_and_engine(policy: "Policy | Engine") -> "tuple[Policy, Engine]":
 def sync(engine: Engine) -> None:
     """Hand the policy's weights to an engine that has older ones. Every process calls it; all fail together.
 
+    Older are those of another version, and those that were changed since without a `loss_step` (`weights_mark`).
+
     Raises:
         EngineError: some process's engine could not take them.
     """
     policy = engine.policy
-    stale = collectives.maxima({"stale": float(engine.version != policy.version)})["stale"]
+    mark = None if isinstance(engine, PolicyModelEngine) else weights_mark(policy)
+    changed = mark != policy.marks.get(id(engine), mark)
+    stale = collectives.maxima({"stale": float(engine.version != policy.version or changed)})["stale"]
     if not stale:
         return
+    policy.marks.pop(id(engine), None)
     problem: Exception | None = None
     # Gathered around the whole transfer: an engine may keep a tensor of the stream until it has read all of them.
     with gathered(policy.local_scorer), contextlib.closing(named_weights(policy)) as weights:
@@ -173,6 +178,8 @@ def sync(engine: Engine) -> None:
         except EngineError as error:
             problem = problem or error
     said = collectives.gather(None if problem is None else str(problem))
+    if problem is None and mark is not None:
+        policy.marks[id(engine)] = mark
     if problem is not None:
         raise problem
     others = [f"rank {place}: {text}" for place, text in enumerate(said) if text is not None]

@@ -72,6 +72,17 @@ def test_a_prompt_too_long_for_the_engine_alone_is_refused(subject):
             subject.generate([prompt], [0], num_generations=1, params=params, seed=0)
 
 
+def test_what_vllm_refuses_says_so_and_leaves_nothing_behind(subject):
+    before = tokens_of(draw(subject))
+    with pytest.raises(ValueError, match=r"vllm-colocate: vLLM refuses .*With regex=: vLLM's grammar does not know"):
+        draw(subject, regex="([")
+    with pytest.raises(ValueError, match=r"vllm-colocate: vLLM refuses these settings or prompts"):
+        subject.generate([[5], [10**6]], [0, 1], num_generations=2, params=rl.SamplingParams(), seed=0)
+    with pytest.raises(EngineError, match=r"no token of the policy's tokenizer can go on matching"):
+        draw(subject, regex="1\u6f22+")
+    assert tokens_of(draw(subject)) == before
+
+
 @pytest.mark.parametrize("temperature", [0.005, 2.5])
 def test_temperatures_that_vllm_would_change_are_refused(subject, temperature):
     with pytest.raises(ValueError, match=r"vLLM draws at temperatures from 0\.01 to 2"):
@@ -271,6 +282,70 @@ def test_it_can_sleep_after_every_rollout(make):
     first = tokens_of(draw(engine))
     assert engine.version is None
     assert tokens_of(draw(engine)) == first
+
+
+def test_after_an_engine_that_could_not_be_made_the_next_one_can(make):
+    """Too large a cache is noticed when vLLM has set up its groups already; Ctrl-C comes there as well."""
+    with pytest.raises((RuntimeError, ValueError), match="memory"):
+        make(vllm_policy(), kv_cache_memory_bytes=2**50)
+    assert not torch.distributed.is_initialized()
+    draw(make(vllm_policy()))
+
+
+def test_an_engine_that_sleeps_wakes_before_its_end(make, monkeypatch):
+    """Memory that sleeps must not be freed (csrc/cumem_allocator.cpp), and after each rollout it does."""
+    engine = make(vllm_policy(), enable_sleep=True)
+    draw(engine)
+    llm = engine._llm._llm
+    core, calls = llm.llm_engine.engine_core, []
+    for owner, name in ((llm, "wake_up"), (core, "shutdown")):
+        real = getattr(owner, name)
+        monkeypatch.setattr(owner, name, lambda *a, name=name, real=real: (calls.append(name), real(*a)))
+    engine.close()
+    assert calls == ["wake_up", "shutdown"]
+
+
+RANKS = """
+import os, sys
+sys.path[:0] = [{tests!r}, {tests!r} + "/engines"]
+import torch
+import rlkit as rl
+from engine_models import vllm_policy
+world = rl.setup(seed=0)
+policy, optimizer = world.prepare(vllm_policy(), lambda params: torch.optim.SGD(params, lr=0.1))
+told = {{name: os.environ[name] for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")}}
+rank = int(os.environ["RANK"])
+drawn = []
+for size in (1, 2):  # an engine for each process, then one that both share
+    policy.use(
+        rl.VLLMColocate(policy, max_model_length=128, max_num_seqs=8, probe_every=1, tensor_parallel_size=size)
+    )
+    assert told.items() <= os.environ.items()
+    prompts = ["1+2=", str(rank)][: 1 + rank]  # unequal shares
+    drawn.append(rl.sample(policy, prompts, num_generations=2, max_completion_length=6, seed=3).texts)
+    for _ in range(2):
+        rollout = rl.sample(policy, prompts, num_generations=2, max_completion_length=6, seed=3)
+        gap = float((rollout.sampler_logp - rl.compute_logps(policy, rollout)).abs().max())
+        assert not rollout.logp_recomputed and gap < 1e-4, gap
+        if size == 2:
+            rl.loss_step(policy, optimizer, rollout, torch.tensor([1.0, -1.0, 0.5, -0.5])[: len(rollout)])
+    policy.engine.close()
+assert drawn[0] == drawn[1]
+assert torch.distributed.get_world_size() == 2
+x = torch.ones(1); torch.distributed.all_reduce(x)
+assert x.item() == 2
+torch.distributed.destroy_process_group()
+print("done", flush=True)
+"""
+
+
+def test_processes_of_torchrun_have_an_engine_each_or_share_one(tmp_path):
+    script = tmp_path / "ranks.py"
+    script.write_text(RANKS.format(tests=str(Path(__file__).parents[1])), encoding="utf-8")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", str(script)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "done" in done.stdout  # the first process speaks for all
 
 
 def test_a_second_engine_closes_the_first(make):

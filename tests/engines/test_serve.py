@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch
 from waiting import LONG, alive, until
 
 import rlkit as rl
@@ -121,7 +122,7 @@ def test_a_machine_without_lscpu_is_refused(monkeypatch, tmp_path, capsys):
 def test_vllm_that_is_there_but_does_not_load_is_explained(monkeypatch):
     monkeypatch.setitem(sys.modules, "vllm.platforms", None)  # as where torchvision was built for another torch
     with pytest.raises(ImportError, match=r"vllm-colocate: vLLM does not load here .*pip uninstall torchvision"):
-        InProcessLLM({}, name="vllm-colocate", on_close=print)
+        InProcessLLM({}, device=torch.device("cpu"), name="vllm-colocate", on_close=print)
 
 
 def test_without_vllm_the_command_says_what_to_install(monkeypatch, capsys):

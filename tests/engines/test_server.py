@@ -39,7 +39,8 @@ from sampling.sampling_helpers import groups_of
 from waiting import LONG, alive, interrupt_when, until
 
 import rlkit as rl
-from rlkit.engines.handover import finish
+from rlkit.engines.handover import finish, trl_client
+from rlkit.engines.remote import Remote
 from rlkit.engines.server_settings import free_port
 from rlkit.engines.weights import named_weights
 from rlkit.sampling.engine import EngineError
@@ -165,6 +166,33 @@ def test_settings_reach_the_server_and_log_probabilities_stay_the_policys(policy
     if "stop_strings" in settings:
         assert any(text.endswith("1") for text in rollout.completions)
         assert not any("1" in text[:-1] or "a" in text[:-1] for text in rollout.completions)
+
+
+def test_a_regex_and_stop_strings_that_the_server_does_not_take(policy):
+    before = groups_of(draw(policy))
+    for regex in ("([", "1\u6f22+"):
+        with pytest.raises(EngineError, match=r"/v1/completions with [45]00.*With regex=: vLLM's grammar"):
+            draw(policy, regex=regex)
+    with pytest.raises(ValueError, match="takes up to 4 stop strings, got 5"):
+        draw(policy, stop_strings=tuple("12345"))
+    assert groups_of(draw(policy)) == before
+
+
+def test_weights_that_were_changed_by_hand_go_over_too(policy):
+    draw(policy)
+    with torch.no_grad():
+        for parameter in policy.model.parameters():
+            parameter.mul_(1.1)
+    assert sampler_gap(policy, draw(policy)) < GAP
+
+
+def test_trls_client_asks_no_proxy_and_sends_nothing_twice(server, monkeypatch):
+    """Up to the GPU that it then needs: it is only for NCCL."""
+    pytest.importorskip("trl")
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    client = trl_client(Remote(server.url, deadline=30), 51216)
+    assert client.model == "policy" and client.get_world_size() == 1
+    assert client.session.get_adapter(server.url).max_retries.total == 0
 
 
 def test_weights_go_over_a_disk_too(server, tmp_path):
@@ -334,8 +362,9 @@ def test_an_adapter_beyond_the_servers_rank_is_refused(server):
             lambda: tiny_policy(tiny_model().bfloat16()),
             r"computes in float32, the",
         ),
+        (lambda: vllm_policy(tied=False), r"ties its head to the embedding.*Serve the policy itself"),
     ],
-    ids=["width", "model", "dtype"],
+    ids=["width", "model", "dtype", "untied"],
 )
 def test_another_model_is_refused_at_once(server, policy, other, expected):
     before = groups_of(draw(policy))

@@ -1,6 +1,9 @@
 """The client of a vLLM server, against small real HTTP servers: what it refuses, and the words that a user reads."""
 
+import os
+import resource
 import signal
+import socket
 import threading
 import time
 
@@ -14,7 +17,7 @@ import rlkit as rl
 from rlkit.engines.remote import Remote, run_apart
 from rlkit.engines.server_settings import free_port
 from rlkit.engines.ways import choose_way
-from rlkit.engines.weights import manifest, named_weights
+from rlkit.engines.weights import is_tied, manifest, named_weights
 from rlkit.engines.worker import shapes_of_config
 from rlkit.rollout import SamplingParams
 from rlkit.sampling import EngineError
@@ -28,6 +31,7 @@ def described(policy, **changes):
         "dtype": "float32",
         "max_model_len": 64,
         "shapes": shapes,
+        "tied": is_tied(policy),
         "lora_rank": None,
         "logprobs_mode": "processed_logprobs",
     }
@@ -79,9 +83,10 @@ OLD = {"/version": {"version": "0.11.0"}, "/weight_info": (404, {}), "/is_sleepi
         (OLD, r"vLLM 0.11.0 at 127.0.0.1:\d+ is too old.*pip install 'vllm>=0.32'"),
         ({"/collective_rpc": (500, "Internal Server Error")}, r"no rlkit in its workers.*--worker-extension-cls rlkit"),
         ({"/v1/models": (401, {"error": "Unauthorized"})}, r"asks for a token.*token=.*VLLM_API_KEY"),
+        ({"/health": (404, "File not found")}, r"is no vLLM server \(it has no /health\). url= is its root"),
         ({"/health": HANG}, r"no vLLM server answered at 127.0.0.1:\d+ within 0.5 s \(timed out\)"),
     ],
-    ids=["stranger", "no development mode", "too old", "no extension", "token", "hangs"],
+    ids=["stranger", "no development mode", "too old", "no extension", "token", "a web server", "hangs"],
 )
 def test_servers_that_cannot_serve(policy, answers, message):
     deadline = 0.5 if answers.get("/health") is HANG else LONG
@@ -96,8 +101,9 @@ def test_servers_that_cannot_serve(policy, answers, message):
         ({"dtype": "bfloat16"}, r"computes in bfloat16, the policy in float32.*rlkit serve org/model --dtype float32"),
         ({"logprobs_mode": "raw_logprobs"}, r"gives raw_logprobs, which ignore the temperature"),
         ({"protocol": 7}, r"another version.*protocol 7 there, 1 here"),
+        ({"tied": True}, r"'org/model' at 127.0.0.1:\d+ ties its head.*rl.serve\(policy\)"),
     ],
-    ids=["model", "dtype", "log-probabilities", "protocol"],
+    ids=["model", "dtype", "log-probabilities", "protocol", "tied"],
 )
 def test_servers_that_do_not_fit_the_policy(policy, changes, message):
     with answering(vllm_of(policy, **changes)) as (url, _), pytest.raises(EngineError, match=message):
@@ -116,6 +122,19 @@ def test_a_proxy_of_the_environment_is_not_asked(policy, monkeypatch):
         monkeypatch.setenv("http_proxy", proxy)
         rl.VLLMServer(policy, url=url)
     assert asked == []
+
+
+def test_an_address_as_openai_clients_want_it_is_understood(policy):
+    with answering(vllm_of(policy)) as (url, _):
+        assert rl.VLLMServer(policy, url=f"{url}/v1/").remotes[0].url == url
+
+
+def test_every_name_of_this_machine_is_here():
+    own = socket.gethostname()
+    names = ["localhost", "127.0.0.1", "127.9.9.9", "0.0.0.0", "[::1]", own]
+    assert all(Remote(f"http://{name}:1", deadline=1).is_here for name in names)
+    assert not Remote("http://192.0.2.1:1", deadline=1).is_here  # an address for documentation, nobody's
+    assert not Remote("http://no-such-host.invalid:1", deadline=1).is_here
 
 
 @pytest.mark.parametrize("url", ["", "ftp://a:1", "http://a", "http://a:x", "http://:8000"])
@@ -209,6 +228,23 @@ def test_after_a_sync_that_failed_nothing_is_drawn_and_the_server_goes_on(policy
         assert [call for call in posts(calls) if call == "/collective_rpc"] == ["/collective_rpc"] * (
             "/pause" not in answers
         )  # nothing is sent twice
+
+
+def test_shared_memory_that_is_full_says_how_much_and_what_to_do(policy):
+    """A container's /dev/shm holds 64 MiB. Here a limit on files stops the write; Python ignores the signal."""
+    with answering(Weights(policy).table) as (url, calls):
+        engine = rl.VLLMServer(policy, url=url, probe_every=0)
+        limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+        weights = sum(4 * parameter.numel() for parameter in policy.model.parameters())
+        resource.setrlimit(resource.RLIMIT_FSIZE, (weights // 2, limit[1]))
+        try:
+            with pytest.raises(EngineError, match=r"GiB of weights to /dev/shm, which has .* GiB free.*--shm-size"):
+                engine.sync(named_weights(policy), 0)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+        assert engine.version is None and posts(calls) == []
+        engine.sync(named_weights(policy), 0)
+        assert engine.version == 0
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from engines.contract import LOGP_ATOL, EngineContract, draw, step
+from engines.contract import LOGP_ATOL, EngineContract, draw, step, tokens_of
 from engines.copy_engine import CopyEngine
 from engines.engine_models import vllm_policy
 
@@ -42,6 +42,54 @@ def test_weights_go_over_once_per_version(engine):
     step(engine.policy.engine)
     draw(engine.policy)
     assert engine.syncs == 2
+
+
+def by_hand(policy):
+    for parameter in policy.model.parameters():
+        parameter.data.add_(0.1)
+
+
+def by_an_optimizer(policy):
+    optimizer = torch.optim.SGD(policy.trainable_parameters(), lr=0.1)
+    policy.model(input_ids=torch.tensor([[5, 6, 7]]), labels=torch.tensor([[5, 6, 7]])).loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def by_loading(policy):
+    policy.model.load_state_dict(vllm_policy(seed=4).model.state_dict())
+
+
+def by_replacing_a_parameter(policy):
+    lm = policy.model
+    lm.model.norm.weight = torch.nn.Parameter(lm.model.norm.weight.detach() * 2)
+
+
+@pytest.mark.parametrize("change", [by_hand, by_an_optimizer, by_loading, by_replacing_a_parameter])
+def test_weights_that_were_changed_without_a_loss_step_go_over_too(engine, change):
+    before = draw(engine)
+    change(engine.policy)
+    rollout = draw(engine)
+    expected = rl.compute_logps(engine.policy, rollout)
+    torch.testing.assert_close(rollout.sampler_logp, expected, rtol=0, atol=LOGP_ATOL)
+    moved = rl.compute_logps(engine.policy, before) - before.sampler_logp
+    assert float(moved.abs().max()) > 10 * LOGP_ATOL
+    draw(engine)
+    assert engine.syncs == 2
+
+
+def test_another_adapter_goes_over_when_it_becomes_the_active_one():
+    peft = pytest.importorskip("peft")
+    config = peft.LoraConfig(r=4, target_modules=["q_proj", "down_proj"], init_lora_weights=False)
+    policy = vllm_policy(peft_config=config)
+    policy.model.add_adapter("other", config)
+    engine = CopyEngine(policy)
+    first = draw(engine)
+    policy.model.set_adapter("other")
+    rollout = draw(engine)
+    expected = rl.compute_logps(policy, rollout)
+    torch.testing.assert_close(rollout.sampler_logp, expected, rtol=0, atol=LOGP_ATOL)
+    assert tokens_of(first) != tokens_of(rollout)
 
 
 def test_an_engine_that_does_not_take_the_version_is_refused(engine, monkeypatch):
@@ -134,3 +182,12 @@ def test_a_step_too_small_for_the_probe_passes(engine):
     step(engine, lr=1e-7)
     draw(engine)
     assert engine.probe.gap_max < 1e-4
+
+
+def test_prompts_too_long_for_the_engine_are_told_before_the_first_step(engine, monkeypatch):
+    monkeypatch.setattr(CopyEngine, "max_context", 8)
+    rows = [{"prompt": "1234567"}, {"prompt": "12345678"}]
+    with pytest.raises(ValueError, match=r"1 prompt\(s\) are longer than 7 tokens: row 1 \(8 tokens\)"):
+        rl.PromptLoader(rows, engine.policy, batch_size=1)
+    assert len(rl.PromptLoader(rows, engine.policy, batch_size=1, on_long="skip")) == 1
+    rl.PromptLoader(rows, vllm_policy(), batch_size=1)  # no engine in use, and the model has room
