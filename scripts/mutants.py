@@ -1,24 +1,49 @@
 # ruff: noqa: E501 - one fault a line reads as a table
 """Apply one-line faults to a copy of rlkit, one at a time; a test must turn red for each.
 
-    make mutants                      all of them, about 10 minutes on 2 cores; writes docs/mutants.md
-    make mutants ARGS='-k kl'         those whose name holds "kl"; writes nothing
+    make mutants                      all of them, about TIME on 2 cores
+    make mutants ARGS='-k kl'         those whose name holds "kl"
+    make mutants ARGS=--new           those that docs/mutants.md does not yet show as noticed, so also the rest after a stop
 
-A fault that no test notices, or whose line is no longer in the code, makes the command fail.
+Every run enters what it found into docs/mutants.md, with the commit that it tested. A fault that no test notices, or whose line is no
+longer in the code, makes the command fail.
+
+Most of a test's time is the import of torch and transformers, so Python's fork server has them ready, and each fault gets a fork of it and
+a compiled copy of rlkit, taken once at the start. The test that noticed a fault the last time goes first. At the end of each batch, the
+tests that turned red must be green without a fault.
 """
 
 import argparse
+import atexit
+import json
+import multiprocessing
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "mutants.md"
+PRELOADED = [
+    "torch",
+    "transformers",
+    "transformers.models.llama.modeling_llama",
+    "transformers.generation",
+    "datasets",
+    "pandas",
+]
+PRELOADED += ["jaxtyping", "beartype", "hypothesis.strategies", "anyio.pytest_plugin", "xdist.plugin"]
+BATCH = 20  # faults between two writes of the page
+PATIENCE = 1800.0  # seconds for the tests of one fault; a fault that makes them hang is not noticed by a test
 
 
 @dataclass(frozen=True)
@@ -199,86 +224,204 @@ MUTANTS = [
 ]  # fmt: skip
 
 
-def run_one(mutant: Mutant, workspace: Path) -> tuple[str, str, float]:
-    """Apply a fault in a fresh copy and run its tests: ("killed", first red test) or ("SURVIVED"/"BROKEN", why)."""
-    copy = fresh_copy(workspace)
-    file = copy / "rlkit" / mutant.file
-    text = file.read_text(encoding="utf-8")
-    if text.count(mutant.old) != 1:
-        return "BROKEN", f"its line stands {text.count(mutant.old)} times in rlkit/{mutant.file}", 0.0
-    file.write_text(text.replace(mutant.old, mutant.new), encoding="utf-8")
-    started = time.perf_counter()
-    status, output = run_tests(copy, mutant.tests.split())
-    seconds = time.perf_counter() - started
-    shutil.rmtree(copy)
-    if status == 1:
-        red = next((line.split(" ")[1] for line in output.splitlines() if line.startswith("FAILED ")), "?")
-        return "killed", red.removeprefix("tests/"), seconds
-    if status == 0:
-        return "SURVIVED", "no test turned red", seconds
-    return "BROKEN", output.strip().splitlines()[-1], seconds
+@dataclass(frozen=True)
+class Verdict:
+    """What came of a fault: "killed" by the test `detail`; "SURVIVED" or "BROKEN", and `detail` says why."""
+
+    word: str
+    detail: str
+    commit: str
+    seconds: float = 0.0
 
 
-def fresh_copy(workspace: Path) -> Path:
-    """What the tests need of this repository, in a folder of its own."""
-    copy = Path(tempfile.mkdtemp(dir=workspace))
-    for folder in ("rlkit", "tests", "notebooks", "tutorials"):
-        shutil.copytree(ROOT / folder, copy / folder, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy(ROOT / "pyproject.toml", copy)
-    return copy
+def verdict(mutant: Mutant, clean: Path, before: str, commit: str) -> Verdict:
+    """Apply a fault in a copy of `clean` and run its tests, `before` (the test that noticed it the last time) first."""
+    with copy_of(clean) as folder:
+        file = folder / "rlkit" / mutant.file
+        text = file.read_text(encoding="utf-8")
+        if text.count(mutant.old) != 1:
+            return Verdict("BROKEN", f"its line stands {text.count(mutant.old)} times in rlkit/{mutant.file}", commit)
+        file.write_text(text.replace(mutant.old, mutant.new), encoding="utf-8")
+        for compiled in (file.parent / "__pycache__").glob(f"{file.stem}.*"):
+            compiled.unlink()
+        started = time.perf_counter()
+        status, red, output = run_tests(folder, mutant.tests.split(), "-x", first=before)
+        seconds = time.perf_counter() - started
+    if status == pytest.ExitCode.TESTS_FAILED and red:
+        return Verdict("killed", red[0], commit, seconds)
+    if status == pytest.ExitCode.OK:
+        return Verdict("SURVIVED", "no test turned red", commit, seconds)
+    return Verdict("BROKEN", (output.strip().splitlines() or ["no output"])[-1], commit, seconds)
 
 
-def red_without_a_fault(tests: list[str], workspace: Path) -> str:
-    """Tests that fail in a copy without a fault would notice anything: the end of their output, or nothing."""
-    status, output = run_tests(fresh_copy(workspace), tests)
-    return output[-2000:] if status else ""
+def red_without_a_fault(tests: list[str], clean: Path) -> list[str]:
+    """Which of these tests would notice anything, since they are red in a copy without a fault; all, if they cannot be run."""
+    with copy_of(clean) as folder:
+        status, red, output = run_tests(folder, tests)
+    if status in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
+        return red
+    print(output[-2000:])
+    return tests
 
 
-def run_tests(folder: Path, tests: list[str]) -> tuple[int, str]:
-    """Run pytest on some test files of a copy, stopping at the first red one."""
-    environment = {**os.environ, "PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-o", "testpaths=tests"]
-    done = subprocess.run(
-        [*command, *(f"tests/{name}" for name in tests)], cwd=folder, env=environment, capture_output=True, text=True
+def clean_copy(folder: Path, tests: list[str]) -> Path:
+    """What the tests need of this repository as it is now, compiled."""
+    for name in ("rlkit", "tests", "notebooks", "tutorials"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", folder)
+    run_tests(folder, tests, "--collect-only")
+    return folder
+
+
+@contextmanager
+def copy_of(clean: Path) -> Iterator[Path]:
+    """A copy of it, with the times of its files, by which Python knows that what is compiled is of today."""
+    with tempfile.TemporaryDirectory(dir=clean.parent, ignore_cleanup_errors=True) as name:
+        yield shutil.copytree(clean, Path(name), dirs_exist_ok=True)
+
+
+def run_tests(folder: Path, tests: list[str], *options: str, first: str = "") -> tuple[int | None, list[str], str]:
+    """Run pytest on tests of a copy, in a fork of its own: exit status (None: it hung), the red tests, the output."""
+    fork = multiprocessing.get_context("forkserver").Process(target=pytest_in, args=(folder, tests, options, first))
+    fork.start()
+    fork.join(PATIENCE)
+    if fork.is_alive():
+        fork.kill()
+        return None, [], f"hung for {PATIENCE:.0f} seconds"
+    found = folder / "red.json"
+    red = json.loads(found.read_text(encoding="utf-8")) if found.exists() else []
+    return fork.exitcode, red, (folder / "output.txt").read_text(encoding="utf-8", errors="replace")
+
+
+def pytest_in(folder: Path, tests: list[str], options: tuple[str, ...], first: str) -> None:
+    """The fork: pytest in `folder`, whose rlkit comes before any other; what it prints goes into a file there."""
+    os.chdir(folder)
+    os.environ["PYTHONPATH"] = str(folder)
+    sys.dont_write_bytecode = "--collect-only" not in options
+    sys.path.insert(0, str(folder))
+    with open("output.txt", "wb") as output:
+        os.dup2(output.fileno(), 1)
+        os.dup2(output.fileno(), 2)
+    order = Order(first)
+    arguments = [
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-o",
+        "testpaths=tests",
+        *options,
+        *(f"tests/{name}" for name in tests),
+    ]
+    status = pytest.main(arguments, plugins=[order])
+    Path("red.json").write_text(json.dumps(order.red), encoding="utf-8")
+    atexit._run_exitfuncs()  # multiprocessing leaves them out; rlkit ends its worker processes there
+    sys.exit(status)
+
+
+class Order:
+    """A pytest plugin: one test goes first; which tests were red, without their parameters."""
+
+    def __init__(self, first: str):
+        self.first, self.red = first, []
+
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        items.sort(key=lambda item: plain(item.nodeid) != self.first)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed and plain(report.nodeid) not in self.red:
+            self.red.append(plain(report.nodeid))
+
+
+def plain(nodeid: str) -> str:
+    """A test as the page names it: tests/test_step.py::test_any[RLOO-1] is test_step.py::test_any."""
+    return nodeid.removeprefix("tests/").partition("[")[0]
+
+
+def batches(chosen: list[Mutant], known: dict[str, Verdict], at_once: int) -> Iterator[list[tuple[Mutant, Verdict]]]:
+    """The verdicts, a batch at a time; a test that is red without a fault notices none."""
+    log = subprocess.run(
+        ["git", "log", "-1", "--format=%h", "--", "rlkit", "tests"], cwd=ROOT, capture_output=True, text=True
     )
-    return done.returncode, done.stdout + done.stderr
+    changed = subprocess.run(
+        ["git", "status", "--porcelain", "--", "rlkit", "tests"], cwd=ROOT, capture_output=True, text=True
+    )
+    commit = log.stdout.strip() + ("+" if changed.stdout else "")
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name, ThreadPoolExecutor(at_once) as pool:
+        clean = clean_copy(Path(name, "clean"), sorted({file for mutant in chosen for file in mutant.tests.split()}))
+        for start in range(0, len(chosen), BATCH):
+            some = chosen[start : start + BATCH]
+            found = []
+            before = [known[m.name].detail if m.name in known else "" for m in some]
+            results = pool.map(lambda m, b: verdict(m, clean, b, commit), some, before)
+            for mutant, result in zip(some, results, strict=True):
+                print(f"{result.word:9} {result.seconds:5.1f} s  {mutant.name}: {result.detail}", flush=True)
+                found.append((mutant, result))
+            red = red_without_a_fault(sorted({v.detail for _, v in found if v.word == "killed"}), clean)
+            if red:
+                print(f"red without a fault: {', '.join(red)}")
+            yield [
+                (m, Verdict("BROKEN", f"{v.detail} is red without a fault", v.commit) if v.detail in red else v)
+                for m, v in found
+            ]
+
+
+def read_page() -> dict[str, Verdict]:
+    """The faults that docs/mutants.md shows as noticed, by their names."""
+    rows = [
+        line.strip("| ").split(" | ") for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith("|")
+    ]
+    return {
+        row[0]: Verdict("killed", row[2].strip("`"), row[3]) for row in rows[2:] if len(row) == 4 and "::" in row[2]
+    }
+
+
+def write_page(known: dict[str, Verdict]) -> None:
+    """One row for each fault of the list, in its order."""
+    noticed = sum(m.name in known for m in MUTANTS)
+    lines = [HEADING.format(count=len(MUTANTS), noticed=noticed)]
+    lines += ["| fault | in `rlkit/` | noticed first by `tests/` | commit |", "|---|---|---|---|"]
+    for m in MUTANTS:
+        test, commit = (f"`{known[m.name].detail}`", known[m.name].commit) if m.name in known else ("not noticed", "")
+        lines.append(f"| {m.name} | `{m.file}` | {test} | {commit} |")
+    PAGE.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 def main() -> int:
     """Run the mutants; 0 if every one was killed."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-k", default="", help="only mutants whose name holds this text")
+    parser.add_argument("--new", action="store_true", help="only mutants that docs/mutants.md does not show as noticed")
     parser.add_argument("-j", type=int, default=max(1, os.cpu_count() or 1), help="how many at once")
     arguments = parser.parse_args()
-    chosen = [mutant for mutant in MUTANTS if arguments.k.lower() in mutant.name.lower()]
+    known = read_page()
+    chosen = [m for m in MUTANTS if arguments.k.lower() in m.name.lower() and not (arguments.new and m.name in known)]
     if not chosen:
-        print(f"no fault's name holds {arguments.k!r}")
-        return 1
-    rows, bad = [], 0
-    with tempfile.TemporaryDirectory() as name, ThreadPoolExecutor(arguments.j) as pool:
-        files = sorted({file for mutant in chosen for file in mutant.tests.split()})
-        if output := red_without_a_fault(files, Path(name)):
-            print(f"{output}\nThe tests are not green without a fault; see above.")
-            return 1
-        results = pool.map(lambda mutant: run_one(mutant, Path(name)), chosen)
-        for mutant, (verdict, detail, seconds) in zip(chosen, results, strict=True):
-            print(f"{verdict:9} {seconds:5.1f} s  {mutant.name}: {detail}", flush=True)
-            bad += verdict != "killed"
-            rows.append(f"| {mutant.name} | `{mutant.file}` | `{detail}` |")
-    print(f"{len(chosen) - bad} of {len(chosen)} faults were noticed")
-    if not arguments.k and not bad:
-        table = ["| fault | in `rlkit/` | noticed first by `tests/` |", "|---|---|---|", *rows]
-        text = PAGE.format(count=len(chosen), table="\n".join(table))
-        (ROOT / "docs" / "mutants.md").write_text(text, encoding="utf-8")
-    return 1 if bad else 0
+        print("no fault to run")
+        return 0 if arguments.new else 1
+    os.environ |= {
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "OMP_NUM_THREADS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+    multiprocessing.get_context("forkserver").set_forkserver_preload(PRELOADED)
+    killed, started = 0, time.perf_counter()
+    for batch in batches(chosen, known, arguments.j):
+        for mutant, result in batch:
+            known.pop(mutant.name, None)
+            if result.word == "killed":
+                known[mutant.name] = result
+                killed += 1
+        write_page(known)
+    print(f"{killed} of {len(chosen)} faults were noticed, in {(time.perf_counter() - started) / 60:.0f} minutes")
+    return 0 if killed == len(chosen) else 1
 
 
-PAGE = """# Mutants
+HEADING = """# Mutants
 
-Each of these {count} one-line faults was put into a copy of rlkit by `make mutants`, and a test turned red. The page is written by
-`scripts/mutants.py`; a fault that no test notices makes the command fail.
-
-{table}
+`make mutants` puts each of these one-line faults into a copy of rlkit, and a test must turn red: {noticed} of {count} were noticed. The page is
+written by `scripts/mutants.py`, which keeps the rows that it did not run again. The last column is the commit whose code was tested (with + : and
+changes since).
 """
 
 if __name__ == "__main__":
