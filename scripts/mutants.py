@@ -2,7 +2,7 @@
 """Apply one-line faults to a copy of rlkit, one at a time; a test must turn red for each.
 
     make mutants                      all of them, about TIME on 2 cores
-    make mutants ARGS='-k kl'         those whose name holds "kl"
+    make mutants ARGS='-k probe'      those whose name or file holds "probe"
     make mutants ARGS=--new           those that docs/mutants.md does not yet show as noticed, so also the rest after a stop
 
 Every run enters what it found into docs/mutants.md, with the commit that it tested. A fault that no test notices, or whose line is no
@@ -15,6 +15,7 @@ tests that turned red must be green without a fault.
 
 import argparse
 import atexit
+import gc
 import json
 import multiprocessing
 import os
@@ -384,6 +385,7 @@ def run_tests(folder: Path, tests: list[str], *options: str, first: str = "") ->
 
 def pytest_in(folder: Path, tests: list[str], options: tuple[str, ...], first: str) -> None:
     """The fork: pytest in `folder`, whose rlkit comes before any other; what it prints goes into a file there."""
+    gc.freeze()  # what was imported before stays: not to be looked through again and again saves a third of the time
     os.chdir(folder)
     os.environ["PYTHONPATH"] = str(folder)
     sys.dont_write_bytecode = "--collect-only" not in options
@@ -478,12 +480,13 @@ def write_page(known: dict[str, Verdict]) -> None:
 def main() -> int:
     """Run the mutants; 0 if every one was killed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("-k", default="", help="only mutants whose name holds this text")
+    parser.add_argument("-k", default="", help="only mutants whose name or file holds this text")
     parser.add_argument("--new", action="store_true", help="only mutants that docs/mutants.md does not show as noticed")
     parser.add_argument("-j", type=int, default=max(1, os.cpu_count() or 1), help="how many at once")
     arguments = parser.parse_args()
     known = read_page()
-    chosen = [m for m in MUTANTS if arguments.k.lower() in m.name.lower() and not (arguments.new and m.name in known)]
+    wanted = arguments.k.lower()
+    chosen = [m for m in MUTANTS if wanted in f"{m.name} {m.file}".lower() and not (arguments.new and m.name in known)]
     if not chosen:
         print("no fault to run")
         return 0 if arguments.new else 1

@@ -1,7 +1,7 @@
 """Checkpoints in one process: a resumed training is the one that never stopped, and the right checkpoints stay.
 
-The same across processes, strategies and kills: tests/torchrun/test_lifecycle.py. Only there it is about Python's own random
-numbers too: beartype, which checks the types here, draws from them.
+The same across processes, strategies and kills: tests/torchrun/test_lifecycle.py. Python's own random numbers are a
+matter for it alone: beartype, which checks the types here, draws from them.
 """
 
 import numpy as np
