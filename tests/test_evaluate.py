@@ -69,6 +69,13 @@ def test_pass_at_k_of_an_evaluation(shared):
     assert evaluation.metrics["pass@1"] == pytest.approx(evaluation.reward, abs=1e-6)
 
 
+def test_a_reward_at_the_threshold_has_not_passed(shared):
+    evaluation = rl.evaluate(
+        shared, ROWS[:3], lambda completions: [1.0] * len(completions), success_threshold=1.0, max_completion_length=2
+    )
+    assert evaluation.metrics["pass@1"] == 0 and evaluation.per_prompt()["pass@1"].tolist() == [0, 0, 0]
+
+
 def test_completions_without_a_reward_are_no_failures(shared):
     """A prompt with fewer than k scored completions says nothing about pass@k."""
     evaluation = rl.evaluate(shared, ROWS, sometimes, num_generations=4, k=(1, 4), max_completion_length=3)
