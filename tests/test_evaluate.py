@@ -3,6 +3,7 @@
 import itertools
 import logging
 import math
+import statistics
 
 import pytest
 import torch
@@ -174,6 +175,15 @@ def test_the_interval_covers_the_truth_as_often_as_it_says():
         )
         hits += low <= 0.3 <= high
     assert 0.90 <= hits / 400 <= 0.99
+
+
+@pytest.mark.parametrize("level", [0.5, 0.9, 0.95])
+def test_of_many_prompts_the_interval_is_that_of_the_normal_distribution(level):
+    """Mean ± z sd / sqrt(P). A quantile of 2000 resamples has a relative sd of 3 % at most; the seed is fixed."""
+    reward = torch.randn(1000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    low, high = bootstrap_interval(reward, torch.ones(1000).double(), level=level)
+    z = statistics.NormalDist().inv_cdf((1 + level) / 2)
+    assert (high - low) / 2 == pytest.approx(z * float(reward.std()) / math.sqrt(1000), rel=0.08)
 
 
 def test_prompts_are_resampled_and_not_completions():
