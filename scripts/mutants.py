@@ -1,24 +1,50 @@
 # ruff: noqa: E501 - one fault a line reads as a table
 """Apply one-line faults to a copy of rlkit, one at a time; a test must turn red for each.
 
-    make mutants                      all of them, about 10 minutes on 2 cores; writes docs/mutants.md
-    make mutants ARGS='-k kl'         those whose name holds "kl"; writes nothing
+    make mutants                      all of them, about TIME on 2 cores
+    make mutants ARGS='-k probe'      those whose name or file holds "probe"
+    make mutants ARGS=--new           those that docs/mutants.md does not yet show as noticed, so also the rest after a stop
 
-A fault that no test notices, or whose line is no longer in the code, makes the command fail.
+Every run enters what it found into docs/mutants.md, with the commit that it tested. A fault that no test notices, or whose line is no
+longer in the code, makes the command fail.
+
+Most of a test's time is the import of torch and transformers, so Python's fork server has them ready, and each fault gets a fork of it and
+a compiled copy of rlkit, taken once at the start. The test that noticed a fault the last time goes first. At the end of each batch, the
+tests that turned red must be green without a fault.
 """
 
 import argparse
+import atexit
+import gc
+import json
+import multiprocessing
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "mutants.md"
+PRELOADED = [
+    "torch",
+    "transformers",
+    "transformers.models.llama.modeling_llama",
+    "transformers.generation",
+    "datasets",
+    "pandas",
+]
+PRELOADED += ["jaxtyping", "beartype", "hypothesis.strategies", "anyio.pytest_plugin", "xdist.plugin"]
+BATCH = 20  # faults between two writes of the page
+PATIENCE = 1800.0  # seconds for the tests of one fault; a fault that makes them hang is not noticed by a test
 
 
 @dataclass(frozen=True)
@@ -201,89 +227,298 @@ MUTANTS = [
     Mutant('server: what a killed server leaves stays', 'engines/supervise.py', 'os.killpg(child.pid, signal.SIGKILL)', 'pass', 'engines/test_serve.py'),
     Mutant('server: outlives the process that asked', 'engines/supervise.py', 'if parent is not None and os.getppid() != parent:', 'if False:', 'engines/test_serve.py'),
     Mutant('server: sampling defaults of the checkpoint', 'engines/server_settings.py', '"generation-config": "vllm",', '"generation-config": "auto",', 'engines/test_serve.py'),
+    # the run folder: locks, checkpoints, resume
+    Mutant("a run that came and went is written into", "run/folder.py", 'if {file.name for file in folder.iterdir()} == {"lock"}:', "if True:", "run/test_damage.py"),
+    Mutant("a lock of another host taken for dead", "run/folder.py", '(other["host"] != mine["host"] or lives(other["pid"]))', 'lives(other["pid"])', "run/test_folder.py"),
+    Mutant("a lock that was put there meanwhile deleted", "run/folder.py", "if _owner(aside) == other:", "if True:", "run/test_folder.py"),
+    Mutant("the lock of another process taken away", "run/folder.py", 'if json.loads(file.read_text(encoding="utf-8"))["pid"] == os.getpid():', "if True:", "run/test_folder.py"),
+    Mutant("resume goes on in the first of several folders", "run/folder.py", "sorted(found, reverse=True)", "sorted(found)", "test_run.py run/test_checkpoint.py"),
+    Mutant("the step after a checkpoint stays in the log", "run/folder.py", 'is_step(line.get("step")) and line["step"] < steps', 'is_step(line.get("step")) and line["step"] <= steps', "run/test_damage.py run/test_checkpoint.py"),
+    Mutant("the log not cut back at a resume", "run/run.py", "        cut_back(self.path, self.step)\n", "", "run/test_checkpoint.py"),
+    Mutant("counters begin anew at a resume", "run/run.py", 'Counters(counters["tokens"], counters["reward_calls"])', "Counters(0, 0)", "run/test_checkpoint.py"),
+    Mutant("a step logged twice", "run/run.py", "if self._logged_step is not None and step <= self._logged_step:", "if False:", "test_run.py"),
+    Mutant("random states not restored", "run/checkpoint.py", "    _set_random_state(torch.load(own", "    dict(torch.load(own", "run/test_checkpoint.py"),
+    Mutant("random state of numpy not restored", "run/checkpoint.py", "    np.random.set_state((kind", "    tuple((kind", "run/test_checkpoint.py"),
+    Mutant("schedule not restored", "run/checkpoint.py", 'tracked.scheduler.load_state_dict(state["scheduler"])', "pass", "run/test_checkpoint.py"),
+    Mutant("policy version not restored", "run/checkpoint.py", 'tracked.policy.version = counters["version"]', "pass", "run/test_checkpoint.py"),
+    Mutant("a state that torch invented for the optimizer kept", "run/checkpoint.py", "    if untouched:", "    if False:", "run/test_checkpoint.py"),
+    Mutant("position in the data not restored", "run/keeper.py", 'self.prompts.load_state_dict(counters["prompts"])', "pass", "run/test_checkpoint.py"),
+    Mutant("another table of V* accepted", "run/checkpoint.py", "table.digest != saved:", "False:", "test_run.py"),
+    Mutant("the worst checkpoint kept as the best", "run/checkpoint.py", 'score >= _score_of(folder, "best")', 'score <= _score_of(folder, "best")', "run/test_checkpoint.py"),
+    Mutant("the best checkpoint deleted", "run/checkpoint.py", "if path.name not in pointers:", "if True:", "run/test_checkpoint.py"),
+    Mutant("the newest checkpoints deleted", "run/checkpoint.py", "whole[: max(0, len(whole) - keep)]", "whole[keep:]", "run/test_checkpoint.py"),
+    Mutant("half a checkpoint loaded", "run/checkpoint.py", 'if not (checkpoint / "run.json").exists():', "if False:", "run/test_checkpoint.py"),
+    Mutant("a checkpoint of a killed save not mended", "run/checkpoint.py", 'if not found.exists() and (other / "run.json").exists():', "if False:", "run/test_folder.py run/test_checkpoint.py"),
+    Mutant("prompts of a step that failed are lost", "run/loop.py", "prompts.load_state_dict(position)", "pass", "test_run.py"),
+    Mutant("a learning rate set by hand lost at the next step of its schedule", "run/knobs.py", "schedule.base_lrs = [scaled(float(old)) for old in schedule.base_lrs]", "pass", "run/test_knobs.py"),
+    Mutant("a fraction for a whole number", "run/controls.py", "if kind is int and number != value:", "if False:", "run/test_knobs.py"),
+    Mutant("a tracker that fails stops the training", "run/sinks.py", "stop a training\n                _warn(target, error)", "stop a training\n                raise", "run/test_sinks.py"),
+    Mutant("an evaluation logged twice", "run/evaluations.py", "!= (name, step))", "!= ())", "run/test_evaluations.py"),
+    # rewards
+    Mutant("one function that abstains takes the reward of the others", "rewards/score.py", "(parts.isnan() | (weights == 0)).all(-1)", "(parts.isnan() | (weights == 0)).any(-1)", "test_score.py"),
+    Mutant("a metric of weight 0 makes a row scorable", "rewards/score.py", "(parts.isnan() | (weights == 0)).all(-1)", "parts.isnan().all(-1)", "test_score.py"),
+    Mutant("clip range ignored", "rewards/score.py", "reward = reward.clamp(*clip_range)", "pass", "test_score.py"),
+    Mutant("a timeout for a function that is not there", "rewards/score.py", "    if unknown:\n", "    if False:\n", "test_score.py"),
+    Mutant("an infinite reward accepted", "rewards/returned.py", "if abs(number) > torch.finfo(torch.float32).max:", "if False:", "test_score.py"),
+    Mutant("a completion that ran out of time has reward 0", "rewards/job.py", "self.values[row] = math.nan if value is None else value", "self.values[row] = value or 0.0", "rewards/test_limits.py"),
+    Mutant("timeouts not counted", "rewards/job.py", "len(self.late) / count", "0.0 / count", "rewards/test_limits.py"),
+    Mutant("an error of a reward function swallowed", "rewards/job.py", 'elif self.job.limits.on_error == "raise":', "elif False:", "rewards/test_limits.py test_score.py"),
+    Mutant("what a function does to its arguments reaches the next one", "rewards/arguments.py", "copy.deepcopy(whole[row]) if isinstance(whole[row], (list, dict)) else whole[row]", "whole[row]", "test_score.py"),
+    Mutant("columns of the first rows for any rows", "rewards/arguments.py", "else whole[row] for row in rows]", "else whole[row] for row in range(len(rows))]", "rewards/test_limits.py"),
+    Mutant("no right answer counts as a wrong one", "rewards/matching.py", "None if right is None else float(self._plain", "0.0 if right is None else float(self._plain", "rewards/test_answers.py"),
+    Mutant("the working of GSM8K's answer taken for the answer", "rewards/matching.py", '.rpartition("####")[2]', '.partition("####")[0]', "rewards/test_answers.py"),
+    Mutant("a second closing tag is a format", "rewards/formats.py", ' or "</think>" in answer:', ":", "rewards/test_formats_and_lengths.py"),
+    Mutant("length reward goes up again beyond the maximum", "rewards/lengths.py", "min(len(ids) / self.max_length, 1.0)", "len(ids) / self.max_length", "rewards/test_formats_and_lengths.py"),
+    Mutant("numbers used twice in countdown", "tasks/countdown.py", " and sorted(found[1]) == sorted(given)", "", "tasks/test_countdown.py"),
+    Mutant("code that ends early has passed", "rewards/code_tests.py", "if not text.startswith(token):\n            return [False] * len(tests)", "if not text.startswith(token):\n            return [True] * len(tests)", "rewards/test_python_tests.py"),
+    # evaluation
+    Mutant("pass@k of too few completions is 0", "passing.py", "math.nan if n < k else", "0.0 if n < k else", "test_evaluate.py"),
+    Mutant("interval of the sum per prompt", "passing.py", "/ weight[drawn].sum(-1))", "/ count)", "test_evaluate.py"),
+    Mutant("interval of 90 per cent", "passing.py", "[(1 - level) / 2, (1 + level) / 2]", "[1 - level, level]", "test_evaluate.py"),
+    Mutant("a reward at the threshold has passed", "evaluate.py", "(scores.reward[known] > threshold)", "(scores.reward[known] >= threshold)", "test_evaluate.py"),
+    Mutant("greedy draws", "evaluate.py", 'sampling |= {"top_k": 1, "temperature": 1.0}', "pass", "test_evaluate.py"),
+    Mutant("evaluations of other rows compared", "comparison.py", "if first.keys() != second.keys():", "if False:", "test_evaluate.py"),
+    Mutant("a row that stands twice counted once", "comparison.py", 'seen.get(line["row_id"], -1) + 1', "0", "test_evaluate.py"),
+    # prompts
+    Mutant("an end token closes the prompt", "prompts/tokens.py", "return ids[:-1] if closed else ids", "return ids", "test_prompts.py prompts"),
+    Mutant("the generation prompt forgotten", "prompts/tokens.py", "add_generation_prompt=generation and not prefill,", "add_generation_prompt=False,", "test_prompts.py prompts"),
+    Mutant("token ids of templated and plain prompts mixed up", "prompts/tokens.py", "for place, one in zip(places, found, strict=True):", "for place, one in enumerate(found):", "test_prompts.py prompts"),
+    Mutant("a row's own template settings below the loader's", "prompts/tokens.py", "self.kwargs | _checked_kwargs(own_kwargs or {})", "_checked_kwargs(own_kwargs or {}) | self.kwargs", "test_prompts.py prompts"),
+    Mutant("truncation cuts what the model continues", "prompts/lengths.py", "return front + list(ids[len(ids) - (self.limit - len(front)) :])", "return list(ids[: self.limit])", "prompts/test_conversations.py"),
+    Mutant("a position of another dataset accepted", "prompts/loader.py", "if state[name] != own:", "if False:", "test_prompts.py"),
+    Mutant("groups numbered anew in every batch", "prompts/loader.py", "range(self.served, self.served + taken.total)[mine]", "range(taken.total)[mine]", "test_prompts.py"),
+    Mutant("ids that depend on the order of columns", "prompts/identity.py", "json.dumps(row, sort_keys=True, ensure_ascii=False", "json.dumps(row, sort_keys=False, ensure_ascii=False", "test_prompts.py test_vstar.py"),
+    Mutant("a stream's position without the rows that were left out", "prompts/supply.py", "position += len(read)", "position = position + len(rows)", "prompts/test_sources.py"),
+    Mutant("rows that were skipped for their length served", "prompts/supply.py", "return [place for place in range(len(self.rows)) if place not in left_out]", "return range(len(self.rows))", "test_prompts.py prompts"),
+    # engines
+    Mutant("an engine of another shape accepted", "engines/weights.py", "    if shapes:\n", "    if False:\n", "engines/test_weights.py engines/test_sync.py"),
+    Mutant("an engine with further weights accepted", "engines/weights.py", "    if missing:\n", "    if False:\n", "engines/test_weights.py"),
+    Mutant("buffers left out of the weights", "engines/weights.py", "            if name not in part._non_persistent_buffers_set:\n", "            if False:\n", "engines/test_weights.py"),
+    Mutant("an adapter that unties the head handed over", "engines/weights.py", "if adapted and is_tied(policy):", "if False:", "engines/test_weights.py"),
+    Mutant("the probe judges by the best token", "engines/probe.py", "return bool(gap.max() <= MAX_GAP[self._dtype])", "return bool(gap.min() <= MAX_GAP[self._dtype])", "engines/test_sync.py"),
+    Mutant("a small step that never arrived passes the probe", "engines/probe.py", "if same_as_before or not self._close(gap):", "if not self._close(gap):", "engines/test_sync.py"),
+    Mutant("an engine that failed the probe draws on", "engines/probe.py", "            self._engine.distrust(str(error))\n", "", "engines/test_sync.py"),
+    Mutant("weights of a level-2 sleep drawn with", "engines/lifecycle.py", 'self.version, self.trouble = None, "its weights were discarded by a level-2 sleep"', "pass", "engines/test_lifecycle.py"),
+    Mutant("a cache that could not be reset drawn with", "engines/lifecycle.py", "if not self._calls.reset_cache():", "if self._calls.reset_cache() is None:", "engines/test_lifecycle.py"),
+    # the view: what a completion may do to a page, and what thinning may hide
+    Mutant("view: a completion ends its script", "view/report.py", 'return text.replace("<", "\\\\u003c")', "return text", "view/test_report.py"),
+    Mutant("view: a completion is markup", "view/text.py", "html.escape(visible(text, limit))", "visible(text, limit)", "view/test_data.py view/test_terminal.py view/test_figure.py view/test_dashboard.py"),
+    Mutant("view: a completion repaints the terminal", "view/text.py", 'if letter.isprintable() or letter == " ":', "if True:", "view/test_terminal.py"),
+    Mutant("view: a record's headline is markup", "record.py", "html.escape(self._headline())", "self._headline()", "test_rollout.py"),
+    Mutant("view: thinning loses the peaks", "view/series.py", "np.where(finite, rows[..., 2], -np.inf).argmax(1)", "np.where(finite, rows[..., 2], np.inf).argmin(1)", "view/test_series.py"),
+    Mutant("view: thinning loses the gaps", "view/series.py", "merged[:, 6] = pairs[..., 6].sum(1)", "pass", "view/test_series.py"),
+    Mutant("view: a long curve never thinned", "view/series.py", "while len(self._done) > self.buckets:", "while False:", "view/test_series.py"),
+    Mutant("view: a log that was cut goes on", "view/series.py", "if curve is None or not _continues(curve, steps, values):", "if curve is None:", "view/test_series.py"),
+    Mutant("view: a filter keeps what is missing", "view/select.py", "return hits & ~missing", "return hits | missing", "view/test_data.py"),
+    Mutant("view: a bundle without bound", "view/data.py", "if cost > budget:", "if False:", "view/test_data.py"),
+    Mutant("view: anybody on the machine may stop the run", "view/serve.py", '"port_retries": 0, "token": token}', '"port_retries": 0, "token": ""}', "view/test_serve.py"),
+    # several processes, as far as one process can tell
+    Mutant("shares that leave something out", "collectives.py", "slice(start, start + each + (r < rest))", "slice(start, start + each)", "test_world.py"),
+    Mutant("gradients that differ between processes accepted", "strategies.py", "spread > 1e-6 * max(1.0, abs(mine[1])):", "False:", "test_world.py"),
+    Mutant("a gradient that is missing on one process accepted", "strategies.py", "len({count for count, _ in everyone}) > 1 or", "False or", "test_world.py"),
 ]  # fmt: skip
 
 
-def run_one(mutant: Mutant, workspace: Path) -> tuple[str, str, float]:
-    """Apply a fault in a fresh copy and run its tests: ("killed", first red test) or ("SURVIVED"/"BROKEN", why)."""
-    copy = fresh_copy(workspace)
-    file = copy / "rlkit" / mutant.file
-    text = file.read_text(encoding="utf-8")
-    if text.count(mutant.old) != 1:
-        return "BROKEN", f"its line stands {text.count(mutant.old)} times in rlkit/{mutant.file}", 0.0
-    file.write_text(text.replace(mutant.old, mutant.new), encoding="utf-8")
-    started = time.perf_counter()
-    status, output = run_tests(copy, mutant.tests.split())
-    seconds = time.perf_counter() - started
-    shutil.rmtree(copy)
-    if status == 1:
-        red = next((line.split(" ")[1] for line in output.splitlines() if line.startswith("FAILED ")), "?")
-        return "killed", red.removeprefix("tests/"), seconds
-    if status == 0:
-        return "SURVIVED", "no test turned red", seconds
-    return "BROKEN", output.strip().splitlines()[-1], seconds
+@dataclass(frozen=True)
+class Verdict:
+    """What came of a fault: "killed" by the test `detail`; "SURVIVED" or "BROKEN", and `detail` says why."""
+
+    word: str
+    detail: str
+    commit: str
+    seconds: float = 0.0
 
 
-def fresh_copy(workspace: Path) -> Path:
-    """What the tests need of this repository, in a folder of its own."""
-    copy = Path(tempfile.mkdtemp(dir=workspace))
-    for folder in ("rlkit", "tests", "notebooks", "tutorials"):
-        shutil.copytree(ROOT / folder, copy / folder, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy(ROOT / "pyproject.toml", copy)
-    return copy
+def verdict(mutant: Mutant, clean: Path, before: str, commit: str) -> Verdict:
+    """Apply a fault in a copy of `clean` and run its tests, `before` (the test that noticed it the last time) first."""
+    with copy_of(clean) as folder:
+        file = folder / "rlkit" / mutant.file
+        text = file.read_text(encoding="utf-8")
+        if text.count(mutant.old) != 1:
+            return Verdict("BROKEN", f"its line stands {text.count(mutant.old)} times in rlkit/{mutant.file}", commit)
+        file.write_text(text.replace(mutant.old, mutant.new), encoding="utf-8")
+        for compiled in (file.parent / "__pycache__").glob(f"{file.stem}.*"):
+            compiled.unlink()
+        started = time.perf_counter()
+        status, red, output = run_tests(folder, mutant.tests.split(), "-x", first=before)
+        seconds = time.perf_counter() - started
+    if status == pytest.ExitCode.TESTS_FAILED and red:
+        return Verdict("killed", red[0], commit, seconds)
+    if status == pytest.ExitCode.OK:
+        return Verdict("SURVIVED", "no test turned red", commit, seconds)
+    return Verdict("BROKEN", (output.strip().splitlines() or ["no output"])[-1], commit, seconds)
 
 
-def red_without_a_fault(tests: list[str], workspace: Path) -> str:
-    """Tests that fail in a copy without a fault would notice anything: the end of their output, or nothing."""
-    status, output = run_tests(fresh_copy(workspace), tests)
-    return output[-2000:] if status else ""
+def red_without_a_fault(tests: list[str], clean: Path) -> list[str]:
+    """Which of these tests would notice anything, since they are red in a copy without a fault; all, if they cannot be run."""
+    with copy_of(clean) as folder:
+        status, red, output = run_tests(folder, tests)
+    if status in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
+        return red
+    print(output[-2000:])
+    return tests
 
 
-def run_tests(folder: Path, tests: list[str]) -> tuple[int, str]:
-    """Run pytest on some test files of a copy, stopping at the first red one."""
-    environment = {**os.environ, "PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-o", "testpaths=tests"]
-    done = subprocess.run(
-        [*command, *(f"tests/{name}" for name in tests)], cwd=folder, env=environment, capture_output=True, text=True
+def clean_copy(folder: Path, tests: list[str]) -> Path:
+    """What the tests need of this repository as it is now, compiled."""
+    for name in ("rlkit", "tests", "notebooks", "tutorials"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", folder)
+    run_tests(folder, tests, "--collect-only")
+    return folder
+
+
+@contextmanager
+def copy_of(clean: Path) -> Iterator[Path]:
+    """A copy of it, with the times of its files, by which Python knows that what is compiled is of today."""
+    with tempfile.TemporaryDirectory(dir=clean.parent, ignore_cleanup_errors=True) as name:
+        yield shutil.copytree(clean, Path(name), dirs_exist_ok=True)
+
+
+def run_tests(folder: Path, tests: list[str], *options: str, first: str = "") -> tuple[int | None, list[str], str]:
+    """Run pytest on tests of a copy, in a fork of its own: exit status (None: it hung), the red tests, the output."""
+    fork = multiprocessing.get_context("forkserver").Process(target=pytest_in, args=(folder, tests, options, first))
+    fork.start()
+    fork.join(PATIENCE)
+    if fork.is_alive():
+        fork.kill()
+        return None, [], f"hung for {PATIENCE:.0f} seconds"
+    found = folder / "red.json"
+    red = json.loads(found.read_text(encoding="utf-8")) if found.exists() else []
+    return fork.exitcode, red, (folder / "output.txt").read_text(encoding="utf-8", errors="replace")
+
+
+def pytest_in(folder: Path, tests: list[str], options: tuple[str, ...], first: str) -> None:
+    """The fork: pytest in `folder`, whose rlkit comes before any other; what it prints goes into a file there."""
+    gc.freeze()  # what was imported before stays: not to be looked through again and again saves a third of the time
+    os.chdir(folder)
+    os.environ["PYTHONPATH"] = str(folder)
+    sys.dont_write_bytecode = "--collect-only" not in options
+    sys.path.insert(0, str(folder))
+    with open("output.txt", "wb") as output:
+        os.dup2(output.fileno(), 1)
+        os.dup2(output.fileno(), 2)
+    order = Order(first)
+    arguments = [
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-o",
+        "testpaths=tests",
+        *options,
+        *(f"tests/{name}" for name in tests),
+    ]
+    status = pytest.main(arguments, plugins=[order])
+    Path("red.json").write_text(json.dumps(order.red), encoding="utf-8")
+    atexit._run_exitfuncs()  # multiprocessing leaves them out; rlkit ends its worker processes there
+    sys.exit(status)
+
+
+class Order:
+    """A pytest plugin: one test goes first; which tests were red, without their parameters."""
+
+    def __init__(self, first: str):
+        self.first, self.red = first, []
+
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        items.sort(key=lambda item: plain(item.nodeid) != self.first)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed and plain(report.nodeid) not in self.red:
+            self.red.append(plain(report.nodeid))
+
+
+def plain(nodeid: str) -> str:
+    """A test as the page names it: tests/test_step.py::test_any[RLOO-1] is test_step.py::test_any."""
+    return nodeid.removeprefix("tests/").partition("[")[0]
+
+
+def batches(chosen: list[Mutant], known: dict[str, Verdict], at_once: int) -> Iterator[list[tuple[Mutant, Verdict]]]:
+    """The verdicts, a batch at a time; a test that is red without a fault notices none."""
+    log = subprocess.run(
+        ["git", "log", "-1", "--format=%h", "--", "rlkit", "tests"], cwd=ROOT, capture_output=True, text=True
     )
-    return done.returncode, done.stdout + done.stderr
+    changed = subprocess.run(
+        ["git", "status", "--porcelain", "--", "rlkit", "tests"], cwd=ROOT, capture_output=True, text=True
+    )
+    commit = log.stdout.strip() + ("+" if changed.stdout else "")
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name, ThreadPoolExecutor(at_once) as pool:
+        clean = clean_copy(Path(name, "clean"), sorted({file for mutant in chosen for file in mutant.tests.split()}))
+        for start in range(0, len(chosen), BATCH):
+            some = chosen[start : start + BATCH]
+            found = []
+            before = [known[m.name].detail if m.name in known else "" for m in some]
+            results = pool.map(lambda m, b: verdict(m, clean, b, commit), some, before)
+            for mutant, result in zip(some, results, strict=True):
+                print(f"{result.word:9} {result.seconds:5.1f} s  {mutant.name}: {result.detail}", flush=True)
+                found.append((mutant, result))
+            red = red_without_a_fault(sorted({v.detail for _, v in found if v.word == "killed"}), clean)
+            if red:
+                print(f"red without a fault: {', '.join(red)}")
+            yield [
+                (m, Verdict("BROKEN", f"{v.detail} is red without a fault", v.commit) if v.detail in red else v)
+                for m, v in found
+            ]
+
+
+def read_page() -> dict[str, Verdict]:
+    """The faults that docs/mutants.md shows as noticed, by their names."""
+    rows = [
+        line.strip("| ").split(" | ") for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith("|")
+    ]
+    return {
+        row[0]: Verdict("killed", row[2].strip("`"), row[3]) for row in rows[2:] if len(row) == 4 and "::" in row[2]
+    }
+
+
+def write_page(known: dict[str, Verdict]) -> None:
+    """One row for each fault of the list, in its order."""
+    noticed = sum(m.name in known for m in MUTANTS)
+    lines = [HEADING.format(count=len(MUTANTS), noticed=noticed)]
+    lines += ["| fault | in `rlkit/` | noticed first by `tests/` | commit |", "|---|---|---|---|"]
+    for m in MUTANTS:
+        test, commit = (f"`{known[m.name].detail}`", known[m.name].commit) if m.name in known else ("not noticed", "")
+        lines.append(f"| {m.name} | `{m.file}` | {test} | {commit} |")
+    PAGE.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 def main() -> int:
     """Run the mutants; 0 if every one was killed."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("-k", default="", help="only mutants whose name holds this text")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("-k", default="", help="only mutants whose name or file holds this text")
+    parser.add_argument("--new", action="store_true", help="only mutants that docs/mutants.md does not show as noticed")
     parser.add_argument("-j", type=int, default=max(1, os.cpu_count() or 1), help="how many at once")
     arguments = parser.parse_args()
-    chosen = [mutant for mutant in MUTANTS if arguments.k.lower() in mutant.name.lower()]
+    known = read_page()
+    wanted = arguments.k.lower()
+    chosen = [m for m in MUTANTS if wanted in f"{m.name} {m.file}".lower() and not (arguments.new and m.name in known)]
     if not chosen:
-        print(f"no fault's name holds {arguments.k!r}")
-        return 1
-    rows, bad = [], 0
-    with tempfile.TemporaryDirectory() as name, ThreadPoolExecutor(arguments.j) as pool:
-        files = sorted({file for mutant in chosen for file in mutant.tests.split()})
-        if output := red_without_a_fault(files, Path(name)):
-            print(f"{output}\nThe tests are not green without a fault; see above.")
-            return 1
-        results = pool.map(lambda mutant: run_one(mutant, Path(name)), chosen)
-        for mutant, (verdict, detail, seconds) in zip(chosen, results, strict=True):
-            print(f"{verdict:9} {seconds:5.1f} s  {mutant.name}: {detail}", flush=True)
-            bad += verdict != "killed"
-            rows.append(f"| {mutant.name} | `{mutant.file}` | `{detail}` |")
-    print(f"{len(chosen) - bad} of {len(chosen)} faults were noticed")
-    if not arguments.k and not bad:
-        table = ["| fault | in `rlkit/` | noticed first by `tests/` |", "|---|---|---|", *rows]
-        text = PAGE.format(count=len(chosen), table="\n".join(table))
-        (ROOT / "docs" / "mutants.md").write_text(text, encoding="utf-8")
-    return 1 if bad else 0
+        print("no fault to run")
+        return 0 if arguments.new else 1
+    os.environ |= {
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "OMP_NUM_THREADS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+    multiprocessing.get_context("forkserver").set_forkserver_preload(PRELOADED)
+    killed, started = 0, time.perf_counter()
+    for batch in batches(chosen, known, arguments.j):
+        for mutant, result in batch:
+            known.pop(mutant.name, None)
+            if result.word == "killed":
+                known[mutant.name] = result
+                killed += 1
+        write_page(known)
+    print(f"{killed} of {len(chosen)} faults were noticed, in {(time.perf_counter() - started) / 60:.0f} minutes")
+    return 0 if killed == len(chosen) else 1
 
 
-PAGE = """# Mutants
+HEADING = """# Mutants
 
-Each of these {count} one-line faults was put into a copy of rlkit by `make mutants`, and a test turned red. The page is written by
-`scripts/mutants.py`; a fault that no test notices makes the command fail.
-
-{table}
+`make mutants` puts each of these one-line faults into a copy of rlkit, and a test must turn red: {noticed} of {count} were noticed. The page is
+written by `scripts/mutants.py`, which keeps the rows that it did not run again. The last column is the commit whose code was tested (with + : and
+changes since).
 """
 
 if __name__ == "__main__":

@@ -520,3 +520,16 @@ def test_a_restarted_job_finds_the_run_that_has_a_checkpoint(tmp_path, policy):
     killed.log(0, loss=1.0)
     unlock(killed.path)
     assert [job(2), job(4)] == [(0, "run-2"), (2, "run-2")]
+
+
+def test_of_several_runs_of_a_name_the_last_one_goes_on(tmp_path, policy):
+    optimizer = torch.optim.SGD(policy.trainable_parameters(), lr=0.1)
+    for steps, name in ((1, "run"), (2, "run-2")):
+        run = rl.Run(tmp_path / "run")
+        run.track(policy, optimizer)
+        list(run.steps([None] * steps, steps, progress=False))
+        assert run.path.name == name
+        unlock(run.path)
+    run = rl.Run(tmp_path / "run")
+    run.track(policy, optimizer)
+    assert (run.resume("auto"), run.path.name) == (2, "run-2")

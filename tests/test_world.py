@@ -6,8 +6,12 @@ import numpy as np
 import pytest
 import torch
 from builders import tiny_policy
+from hypothesis import given
+from hypothesis import strategies as st
 
 import rlkit as rl
+from rlkit import collectives
+from rlkit.strategies import verify_gradients
 
 
 def draws():
@@ -85,3 +89,35 @@ def test_prepare_refuses_a_reference():
         ValueError, match=r"world\.prepare: '.*\(reference\)' has no trainable parameter; a reference is frozen"
     ):
         rl.setup().prepare(tiny_policy().reference(), lambda params: torch.optim.SGD(params, lr=0.5))
+
+
+# --- several processes, as far as one can tell; the rest is in tests/torchrun ---
+
+
+@given(st.integers(0, 40), st.integers(1, 9))
+def test_shares_are_the_whole_each_thing_once_and_even(count, size):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(collectives, "size", lambda: size)
+        shares = []
+        for rank in range(size):
+            patch.setattr(collectives, "rank", lambda rank=rank: rank)
+            shares.append(list(range(count))[collectives.share(count)])
+    assert [thing for share in shares for thing in share] == list(range(count))
+    lengths = [len(share) for share in shares]
+    assert max(lengths) - min(lengths) <= 1 and lengths == sorted(lengths, reverse=True)
+
+
+@pytest.mark.parametrize(
+    ("others", "right"),
+    [((3, 6.0), True), ((3, 6.0 + 1e-9), True), ((3, 6.1), False), ((2, 6.0), False)],
+)
+def test_gradients_that_differ_between_processes_are_refused(others, right):
+    """Of the other process comes (number of tensors, sum of absolute values)."""
+    parameters = [torch.nn.Parameter(torch.zeros(2)) for _ in range(4)]
+    for parameter in parameters[:3]:
+        parameter.grad = torch.tensor([1.5, -0.5])
+    if right:
+        verify_gradients(parameters, lambda mine: [mine, others])
+    else:
+        with pytest.raises(RuntimeError, match=r"differ between the processes: rank 0: 6 in 3 tensors, rank 1: 6"):
+            verify_gradients(parameters, lambda mine: [mine, others])

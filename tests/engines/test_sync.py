@@ -9,6 +9,7 @@ from engines.engine_models import vllm_policy
 import rlkit as rl
 from rlkit.engines import ProbeError
 from rlkit.engines.weights import named_weights
+from rlkit.logps import causal_lm_of
 from rlkit.sampling import EngineError
 
 
@@ -158,6 +159,18 @@ def test_faulty_transfers_are_told_apart(engine, change, message):
         engine.check()
     engine.change = lambda stream: stream
     assert draw(engine).policy_version == 1
+
+
+def test_a_small_step_that_never_arrived_is_told_by_the_same_answer(engine):
+    """The log-probabilities are as close as two implementations are, but they are bit for bit those of before."""
+    draw(engine)
+    engine.change = without("model", "lm_head")
+    with torch.no_grad():
+        causal_lm_of(engine.policy.model).get_output_embeddings().weight.mul_(1 + 5e-5)
+    engine.policy.version += 1
+    with pytest.raises(ProbeError, match="stale weights, it answers bit for bit as it did with version 0"):
+        draw(engine)
+    assert 1e-4 < engine.probe.gap_max < 5e-4
 
 
 def test_a_stale_cache_is_told_apart(engine):

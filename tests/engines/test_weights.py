@@ -12,6 +12,7 @@ from transformers import MixtralConfig, MixtralForCausalLM
 
 import rlkit as rl
 from rlkit.engines.weights import check_manifest, is_quantised, manifest, named_weights, save_adapter
+from rlkit.logps import causal_lm_of
 
 
 def stream(policy):
@@ -29,6 +30,17 @@ def test_names_and_values_are_those_of_a_saved_checkpoint(kind, tied, tmp_path):
     assert ours.keys() - saved.keys() == ({"lm_head.weight"} if tied else set())  # a tied head is written once
     assert all(torch.equal(ours[name], tensor) for name, tensor in saved.items())
     assert torch.equal(ours["lm_head.weight"], ours["model.embed_tokens.weight"]) == tied
+
+
+@pytest.mark.parametrize("options", [None, {}])
+def test_buffers_of_a_checkpoint_are_weights_too(options):
+    """Those that a checkpoint does not hold (rotary frequencies) are not."""
+    policy = tiny_policy() if options is None else adapted(**options)
+    before = stream(policy).keys()
+    norm = causal_lm_of(policy.model).model.norm
+    norm.register_buffer("shift", torch.ones(3))
+    norm.register_buffer("scratch", torch.ones(3), persistent=False)
+    assert stream(policy).keys() - before == {"model.norm.shift"}
 
 
 def test_fused_experts_have_the_names_of_their_checkpoint(tmp_path):

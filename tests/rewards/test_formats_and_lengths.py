@@ -82,6 +82,11 @@ def test_cosine_takes_any_reward_that_decides():
     assert reward(["a", "b"], completion_ids=[[1] * 10] * 2, answer=["a", "a"]) == pytest.approx([0.5, -0.5])
 
 
+def test_cosine_stays_at_its_end_beyond_the_maximum():
+    reward = CosineLength(10, correct=lambda completions, **_: [1.0] * len(completions))
+    assert reward(["a"] * 3, completion_ids=[[1] * 10, [1] * 15, [1] * 20]) == pytest.approx([0.5] * 3)
+
+
 def test_repetition_by_hand():
     """(1,2) twice among four pairs: 3 of 4 are unique."""
     assert RepetitionPenalty(2)(completion_ids=[[1, 2, 1, 2, 3], [1], []]) == pytest.approx([-0.25, 0, 0])

@@ -1,0 +1,130 @@
+"""Checkpoints in one process: a resumed training is the one that never stopped, and the right checkpoints stay.
+
+The same across processes, strategies and kills: tests/torchrun/test_lifecycle.py. Python's own random numbers are a
+matter for it alone: beartype, which checks the types here, draws from them.
+"""
+
+import numpy as np
+import pytest
+import torch
+from builders import assert_identical, make_rollout, make_scores, snapshot, tiny_policy
+
+import rlkit as rl
+from rlkit.run import checkpoint
+from rlkit.run.folder import unlock
+
+ROWS = [{"prompt": f"{a}+{b}="} for a in range(4) for b in range(3)]
+STEPS, HALF = 4, 2
+
+
+def train(path, steps, *, resume=None):
+    """Up to `steps` steps with everything that has a state; returns the state of all of it at the end."""
+    rl.setup(seed=1)
+    policy = tiny_policy(layers=1)
+    optimizer = torch.optim.AdamW(policy.trainable_parameters(), lr=1e-2)
+    scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, 0.25, 1.0, STEPS)
+    prompts = rl.PromptLoader(ROWS, policy, batch_size=5, seed=0)  # 5, 5, 2, 5: a new epoch on the way
+    run = rl.Run(path)
+    run.track(policy, optimizer, scheduler=scheduler, prompts=prompts)
+    if resume is not None:
+        run.resume(resume)
+    for step, batch in run.steps(prompts, steps, progress=False):
+        rollout = rl.sample(policy, batch, num_generations=2, max_completion_length=4)
+        scores = rl.score(rollout, lambda completions: [float(len(text)) for text in completions])
+        advantages = rl.compute_loo_advantage(scores)
+        update = rl.loss_step(policy, optimizer, rollout, advantages, scheduler=scheduler)
+        drawn = np.random.rand() + float(torch.rand(()))  # noqa: NPY002 - what a reward may draw from
+        run.log(step, rollout, scores, advantages, update, drawn=drawn)
+    unlock(run.path)
+    return {
+        "metrics": (run.path / "metrics.jsonl").read_bytes(),
+        "rollouts": run.reader.rollout_steps,
+        "states": snapshot(policy.model, optimizer, scheduler, prompts),
+        "version": policy.version,
+        "numpy": np.random.get_state()[1].tolist(),  # noqa: NPY002
+    }
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    return train(tmp_path_factory.mktemp("whole") / "run", STEPS)
+
+
+def test_a_resumed_training_is_the_one_that_never_stopped(whole, tmp_path):
+    train(tmp_path / "run", HALF)
+    assert_identical(train(tmp_path / "run", STEPS, resume="auto"), whole)
+
+
+def test_steps_after_the_checkpoint_are_done_again(whole, tmp_path):
+    train(tmp_path / "run", STEPS - 1)
+    (tmp_path / "run" / "ckpt" / "latest").write_text(f"step-{HALF:06d}\n")
+    made_at(tmp_path / "made", HALF).rename(tmp_path / "run" / "ckpt" / f"step-{HALF:06d}")
+    assert_identical(train(tmp_path / "run", STEPS, resume="auto"), whole)
+
+
+def made_at(path, steps):
+    train(path, steps)
+    return path / "ckpt" / f"step-{steps:06d}"
+
+
+@pytest.fixture
+def tracked(policy):
+    """Policy and optimizer; the optimizer has not taken a step."""
+    return policy, torch.optim.AdamW(policy.trainable_parameters(), lr=1e-2)
+
+
+def test_an_optimizer_without_a_state_is_saved_without_one(tmp_path, tracked):
+    """torch steps it once to save it, and Adam's bias correction would count that."""
+    policy, optimizer = tracked
+    run = rl.Run(tmp_path / "run")
+    run.track(policy, optimizer)
+    run.save()
+    assert not optimizer.state
+    unlock(run.path)
+    again = rl.Run(tmp_path / "run")
+    again.track(policy, optimizer)
+    again.resume()
+    assert not optimizer.state
+
+
+def test_counters_go_on(tmp_path, tracked):
+    run = rl.Run(tmp_path / "run")
+    run.track(*tracked)
+    for step, _ in run.steps(range(1), 1, progress=False):
+        first = run.log(step, make_rollout(), make_scores([1.0, 0.0, 1.0, 0.0], [0, 0, 1, 1]))
+    unlock(run.path)
+    again = rl.Run(tmp_path / "run")
+    again.track(*tracked)
+    again.resume()
+    second = again.log(1, make_rollout(), make_scores([1.0, 0.0, 1.0, 0.0], [0, 0, 1, 1]))
+    names = [name for name in first if name in ("num_tokens", "reward_calls")]
+    assert len(names) == 2 and all(second[name] == 2 * first[name] > 0 for name in names)
+
+
+@pytest.mark.parametrize(
+    ("scores", "kept"),
+    [([1.0, 3.0, 2.0, 0.0], [2, 3, 4]), ([1.0, 2.0, 3.0, 4.0], [3, 4]), ([5.0, None, 1.0, 5.0], [3, 4])],
+)
+def test_the_newest_and_the_best_stay(tmp_path, tracked, scores, kept):
+    """Two newest ones, and the one with the largest reward; of two alike the later, and None is no reward."""
+    run = rl.Run(tmp_path / "run")
+    run.track(*tracked, keep=2, best="reward")
+    for step, _ in run.steps(range(4), 4, progress=False, save_every=1):
+        run.log(step, reward=float("nan") if scores[step] is None else scores[step])
+    folder = run.path / "ckpt"
+    assert sorted(int(path.name.removeprefix("step-")) for path in folder.glob("step-*")) == kept
+    best = max((score, step) for step, score in enumerate(scores) if score is not None)[1] + 1
+    assert (folder / "best").read_text().split() == [f"step-{best:06d}"]
+    assert checkpoint.newest(folder) == folder / "step-000004"
+
+
+def test_half_a_checkpoint_is_named(tmp_path, tracked):
+    run = rl.Run(tmp_path / "run")
+    run.track(*tracked)
+    saved = run.save()
+    (saved / "run.json").unlink()
+    unlock(run.path)
+    again = rl.Run(tmp_path / "run")
+    again.track(*tracked)
+    with pytest.raises(FileNotFoundError, match=r"no whole checkpoint \(run\.json is missing\)"):
+        again.resume()
