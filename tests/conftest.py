@@ -1,5 +1,10 @@
-"""What every test gets: shapes checked at run time, few threads, no network, and tiny real policies."""
+"""What every test gets: shapes checked at run time, few threads, no network, and tiny real policies.
 
+Nothing heavy is imported here: with xdist the process that hands the tests out reads this file too, and its workers
+wait for it.
+"""
+
+import gc
 import os
 import signal
 import sys
@@ -14,11 +19,8 @@ import jaxtyping
 jaxtyping.install_import_hook("rlkit", "typecheck.typechecker")  # before rlkit is imported
 
 import pytest  # noqa: E402
-import torch  # noqa: E402
-from builders import tiny_policy  # noqa: E402
 from hypothesis import HealthCheck, settings  # noqa: E402
 
-torch.set_num_threads(1)
 settings.register_profile(
     "rlkit",
     deadline=None,
@@ -30,15 +32,41 @@ settings.register_profile(
 settings.load_profile("rlkit")
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    """What the imports make lives to the end: no search for garbage meanwhile, and none in it afterwards.
+
+    Measured: a fifth of the collection's time was this search. Then every full one walked hundreds of thousands of
+    objects of torch and transformers; transformers' continuous batching asks for two in each call, TRL's trainer for
+    one in each training. The former's tests, a quarter of the fast tests' time, are 3.5 times as fast without.
+    """
+    gc.disable()
+    result = yield
+    gc.collect()
+    gc.freeze()
+    gc.enable()
+    return result
+
+
+def pytest_collection_finish():
+    import torch
+
+    torch.set_num_threads(1)
+
+
 @pytest.fixture
 def policy():
     """A random Llama with a character tokenizer."""
+    from builders import tiny_policy
+
     return tiny_policy()
 
 
 @pytest.fixture(scope="session")
 def frozen_policy():
     """The same, shared by the tests that only read it."""
+    from builders import tiny_policy
+
     return tiny_policy().reference()
 
 

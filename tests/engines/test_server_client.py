@@ -1,6 +1,5 @@
 """The client of a vLLM server, against small real HTTP servers: what it refuses, and the words that a user reads."""
 
-import os
 import resource
 import signal
 import socket

@@ -1,4 +1,4 @@
-"""TRL is imported once; `Trainer.train` collects garbage each time, so what the imports left is set aside meanwhile."""
+"""TRL is imported once; `Trainer.train` collects garbage each time, so what its imports left is set aside too."""
 
 import gc
 import os
@@ -13,6 +13,5 @@ def trl():
     from trl import RLOOTrainer
 
     gc.collect()
-    gc.freeze()  # halves the time of a test
-    yield RLOOTrainer, trl.experimental.a2po.A2POTrainer
-    gc.unfreeze()
+    gc.freeze()  # see tests/conftest.py
+    return RLOOTrainer, trl.experimental.a2po.A2POTrainer
