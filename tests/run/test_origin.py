@@ -90,7 +90,9 @@ def test_a_notebook_with_its_parameters(repository, monkeypatch):
     cells = [
         nbformat.v4.new_code_cell("lr, steps = 0.1, 5\nname: str = 'a'", metadata={"tags": ["parameters"]}),
         nbformat.v4.new_code_cell("lr = 0.2"),
-        nbformat.v4.new_code_cell(f"import rlkit as rl\n{PATIENT}\nother = 1\nrl.Run('out', config={'extra': 2}).path"),
+        nbformat.v4.new_code_cell(
+            "import rlkit as rl\n" + PATIENT + "\nother = 1\nrl.Run('out', config={'extra': 2}).path"
+        ),
     ]
     book = nbformat.v4.new_notebook(cells=cells)
     path = folder / "my notebook.ipynb"
