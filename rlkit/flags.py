@@ -67,6 +67,7 @@ def run_flags() -> list[Parameter]:
         Parameter("precision", f"Literal{list(get_args(Precision))} | None", None, "bf16: autocast on float32 weights"),
         Parameter("out", "str | None", None, "folder of the run, instead of the notebook's"),
         Parameter("resume", "str", "none", "auto: go on from the newest checkpoint, if any; none; or a checkpoint"),
+        Parameter("seed", "int | None", None, "of rl.setup and of the prompts' order, instead of the notebook's"),
         Parameter("max_steps", "int | None", None, "steps of the run, instead of the notebook's"),
         Parameter("save_every", "int | None", None, "steps between two checkpoints"),
         Parameter("keep", "int | None", None, "checkpoints that stay"),

@@ -205,6 +205,23 @@ def test_flags_of_servers_and_processes_reach_setup_and_prepare(text):
     assert (now.dist_timeout, now.backend, now.deterministic) == (5.0, "gloo", True)
 
 
+def test_a_seed_reaches_setup_and_the_order_of_the_prompts(text):
+    rows = [{"prompt": str(number)} for number in range(20)]
+
+    def plan(seed):
+        world = rl.setup(seed=seed)
+        loader = rl.PromptLoader(rows, tiny_policy(), batch_size=20, seed=seed)
+        return world.seed, next(iter(loader)).row_id.tolist(), float(torch.rand(1))
+
+    expected = plan(7)
+    assert plan(0)[1:] != expected[1:]
+    run_text(text, "--seed", "7")
+    assert plan(0) == expected
+    run_text(text, "--seed", "-1")
+    with pytest.raises(ValueError, match=r"rl\.setup: seed must be at least 0, got -1"):
+        rl.setup(seed=0)
+
+
 def test_deterministic_algorithms_and_a_timeout_that_is_none(monkeypatch):
     monkeypatch.setattr(settings.current, "deterministic", True)
     before = torch.are_deterministic_algorithms_enabled()
