@@ -173,6 +173,8 @@ def test_help_and_print_config(text, capsys):
     said = capsys.readouterr().out
     assert caught.value.code == 0
     assert 'a folder, or 100% of a hub id ("tiny-add")' in said and "--no-clip" in said and "--resume" in said
+    assert "--mode fast|slow" in said  # as they must be written
+    assert "--max-steps INT" in said and "--max_steps" not in said
     with pytest.raises(SystemExit):
         run_text(text, "--print-config", "--steps", "5", "--out", "x")
     said = json.loads(capsys.readouterr().out)
