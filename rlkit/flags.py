@@ -67,6 +67,7 @@ def run_flags() -> list[Parameter]:
         Parameter("precision", f"Literal{list(get_args(Precision))} | None", None, "bf16: autocast on float32 weights"),
         Parameter("out", "str | None", None, "folder of the run, instead of the notebook's"),
         Parameter("resume", "str", "none", "auto: go on from the newest checkpoint, if any; none; or a checkpoint"),
+        Parameter("seed", "int | None", None, "of rl.setup and of the prompts' order, instead of the notebook's"),
         Parameter("max_steps", "int | None", None, "steps of the run, instead of the notebook's"),
         Parameter("save_every", "int | None", None, "steps between two checkpoints"),
         Parameter("keep", "int | None", None, "checkpoints that stay"),
@@ -168,9 +169,11 @@ def _parser(
 def _add(section: Any, parameter: Parameter) -> None:
     shown = "" if parameter.default is None else f" ({json.dumps(parameter.default, default=_plain)})"
     text = (parameter.help + shown).strip().replace("%", "%%")
-    names = own_flags(parameter.name)
+    name, *also = own_flags(parameter.name)
+    helps = {name: text, **dict.fromkeys(also, argparse.SUPPRESS)}  # --max_steps works, and is not listed
     if parameter.kind == "bool":
-        section.add_argument(*names, dest=parameter.name, action=_Switch, help=text)
+        for flag, shown_text in helps.items():
+            section.add_argument(flag, dest=parameter.name, action=_Switch, help=shown_text)
         return
 
     def convert(value: str) -> Any:
@@ -180,8 +183,10 @@ def _add(section: Any, parameter: Parameter) -> None:
             raise argparse.ArgumentTypeError(str(error)) from error
 
     kind = parameter.kind.removesuffix(" | None")
-    metavar = kind[len("Literal[") : -1].replace("'", "").replace(", ", "|") if kind.startswith("Literal[") else kind
-    section.add_argument(*names, dest=parameter.name, type=convert, metavar=metavar.upper(), help=text)
+    choices = kind.startswith("Literal[")
+    metavar = kind[len("Literal[") : -1].replace("'", "").replace(", ", "|") if choices else kind.upper()
+    for flag, shown_text in helps.items():
+        section.add_argument(flag, dest=parameter.name, type=convert, metavar=metavar, help=shown_text)
 
 
 def _join_negative(arguments: Sequence[str], known: Mapping[str, Parameter]) -> list[str]:

@@ -48,6 +48,7 @@ def flags(doc: str | None, *parameters: tuple[str, str, Any, str]) -> dict[str, 
     current.resume = None if run.get("resume") in (None, "none") else run["resume"]
     current.max_steps, current.save_every, current.keep = (run.get(n) for n in ("max_steps", "save_every", "keep"))
     for name in (
+        "seed",
         "vllm_url",
         "vllm_folder",
         "vllm_group_port",

@@ -191,7 +191,7 @@ def setup(*, seed: int = 0, timeout_minutes: float = 30) -> World:
 
     Args:
         seed: of data order, sampling and initialisation; the same on every process. Sampling noise belongs to prompts,
-            not to processes, so the completions do not depend on the number of processes.
+            not to processes, so the completions do not depend on the number of processes. `--seed` of a script wins.
         timeout_minutes: how long a process waits for the others in one exchange; `--dist-timeout` of a script wins.
 
     Raises:
@@ -199,6 +199,7 @@ def setup(*, seed: int = 0, timeout_minutes: float = 30) -> World:
             set; the processes have different seeds.
         ValueError: a negative seed, a timeout that is none, or NCCL without a GPU.
     """
+    seed = seed if current.seed is None else current.seed
     if seed < 0:
         raise ValueError(f"rl.setup: seed must be at least 0, got {seed}.")
     if (minutes := current.dist_timeout) is not None and minutes <= 0:

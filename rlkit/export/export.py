@@ -37,7 +37,7 @@ def export_text(notebook: str | os.PathLike[str], *, name: str | None = None, st
 
     Args:
         notebook: `.ipynb`, or a percent script or MyST Markdown through jupytext.
-        name: file name of the script, for its header; by default the notebook's with `.py`.
+        name: file name of the script, for its header; by default that of `export`.
         strict: warnings are errors.
 
     Raises:
@@ -60,7 +60,7 @@ def export_text(notebook: str | os.PathLike[str], *, name: str | None = None, st
         raise ExportError(read.name, [one for one in problems if not one.code.startswith("N")])
     if stopping:
         raise ExportError(read.name, stopping)
-    script = name or Path(read.name).with_suffix(".py").name
+    script = name or script_path(Path(read.name), None).name
     text = write_script(program, parameters, placement, name=script, version=__version__)
     compile(text, script, "exec", dont_inherit=True)
     return Exported(read.name, text, code_hash(program), tuple(problems))

@@ -15,6 +15,14 @@ DROPPED_CELL = ("time", "capture")
 PYTHON_CELLS = (*DROPPED_CELL, "timeit", "prun")  # the rest of the cell is Python
 FIX = "Tag the cell notebook-only (or start it with `# rlkit: notebook-only`), or write it in Python."
 INSTALL = "Put the package into your requirements and tag the cell notebook-only."
+INSTALLERS = {"pip", "conda", "mamba", "uv", "apt", "apt-get"}
+INSTEAD = {
+    "%env": "Write `os.environ[...] = ...`, in a cell tagged setup if it must stand before the imports.",
+    "%set_env": "Write `os.environ[...] = ...`, in a cell tagged setup if it must stand before the imports.",
+    "%cd": "Write `os.chdir(...)`, or use a path from the parameters.",
+    "%time": "Write the statement without it.",
+    "%run": "Import what you need of that file.",
+}
 
 
 @dataclass(frozen=True)
@@ -95,7 +103,8 @@ def _line(match: Any, line: str, text: str, cell: int, number: int) -> tuple[str
         if name in DROPPED and all(argument in wanted for argument in arguments):
             left = f"{'pass  ' if before else ''}# left out: {shown}"
             return before + left, Problem("N001", cell, number, f"`{shown}` is left out.")
-    installs = "pip" in shown.replace("!", " ").replace("%", " ").split()
-    problem = Problem("E101", cell, number, f"`{shown}` is notebook syntax.", INSTALL if installs else FIX)
+    words = shown.replace("!", " ").replace("%", " ").split()
+    fix = INSTALL if INSTALLERS.intersection(words) and "install" in words else INSTEAD.get(shown.split()[0], FIX)
+    problem = Problem("E101", cell, number, f"`{shown}` is notebook syntax.", fix)
     stand_in = "None" if type(match).__name__ in ("MagicAssign", "SystemAssign") else "pass"
     return before + stand_in, problem

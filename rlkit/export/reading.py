@@ -97,12 +97,15 @@ def _read_ipynb(path: Path) -> Any:
             warnings.simplefilter("ignore")  # cells without ids, as nbformat 4.0 to 4.4 have them
             return nbformat.read(path, as_version=4)
     except Exception as error:  # nbformat, jsonschema and json each have their own
-        reason = f"not a notebook: {str(error)[:200]}."
+        reason = f"not a notebook: {_short(error)}."
         raise ExportError(path.name, [Problem("E100", 0, 0, reason, SAVE_ANEW)]) from error
 
 
 def _read_text(path: Path) -> Any:
-    text = path.read_text(encoding="utf-8")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ExportError(path.name, [Problem("E100", 0, 0, f"not UTF-8: {error}.", "Save it as UTF-8.")]) from error
     if GENERATED in text[:2000]:
         fix = "Export the notebook that is named there."
         raise ExportError(path.name, [Problem("E100", 0, 0, "this script was itself written by `rlkit export`.", fix)])
@@ -110,8 +113,12 @@ def _read_text(path: Path) -> Any:
         import jupytext
     except ImportError as error:
         raise ImportError(f"export: reading {path.suffix} notebooks needs jupytext: pip install jupytext.") from error
-    wanted = "py:percent" if path.suffix == ".py" else "md:myst"
     try:
-        return jupytext.reads(text, fmt=wanted)
+        return jupytext.reads(text, fmt=path.suffix[1:])  # jupytext sees which of its formats it is
     except Exception as error:
-        raise ExportError(path.name, [Problem("E100", 0, 0, f"not a {wanted} notebook: {str(error)[:200]}")]) from error
+        reason = f"jupytext cannot read it: {_short(error)}."
+        raise ExportError(path.name, [Problem("E100", 0, 0, reason, "Open it in Jupyter with jupytext.")]) from error
+
+
+def _short(error: Exception) -> str:
+    return " ".join(str(error).split())[:200].rstrip(".")

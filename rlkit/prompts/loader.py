@@ -10,6 +10,7 @@ from rlkit.prompts.rows import as_rows, is_stream
 from rlkit.prompts.supply import MapSupply, StreamSupply
 from rlkit.prompts.tokens import PromptTokenizer
 from rlkit.rollout import PromptBatch
+from rlkit.run.settings import current
 
 if TYPE_CHECKING:
     from rlkit.policy import Policy
@@ -28,7 +29,7 @@ class PromptLoader:
             `datasets.IterableDataset`, or a function that returns a fresh iterator of rows.
         policy: whose tokenizer is used.
         batch_size: P, prompts per step.
-        seed: of the order.
+        seed: of the order; `--seed` of a script wins.
         shuffle: False serves the rows in the dataset's order. An `IterableDataset` is shuffled by its own buffer
             (`IterableDataset.shuffle`); a function's rows are not shuffled.
         drop_last: leave out the last batch of an epoch if it is smaller.
@@ -70,6 +71,7 @@ class PromptLoader:
         if batch_size < 1:
             raise ValueError(f"PromptLoader: batch_size must be at least 1, got {batch_size}.")
         check_rule(max_prompt_length, on_long, "PromptLoader")
+        seed = seed if current.seed is None else current.seed
         self.dataset, self.batch_size, self.seed = dataset, batch_size, seed
         self.shuffle, self.drop_last = shuffle, drop_last
         tokenizer = PromptTokenizer(policy.tokenizer, chat_template_kwargs)

@@ -16,6 +16,7 @@ class Settings:
     Attributes:
         out: folder of the run, instead of the notebook's.
         resume: "auto", a checkpoint, or None: start anew.
+        seed: of `rl.setup` and `PromptLoader`, instead of the notebook's.
         max_steps: instead of the loop's.
         save_every: instead of the loop's.
         keep: checkpoints that stay.
@@ -34,6 +35,7 @@ class Settings:
 
     out: Path | None = None
     resume: str | None = None
+    seed: int | None = None
     max_steps: int | None = None
     save_every: int | None = None
     keep: int | None = None

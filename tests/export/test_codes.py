@@ -213,6 +213,22 @@ def test_a_name_of_a_notebook_only_cell_with_magics_is_traced(tmp_path):
         exported(tmp_path, cell("!pip install x\nimport math", "notebook-only"), "x = math.pi")
 
 
+@pytest.mark.parametrize(
+    ("line", "fix"),
+    [
+        ("!uv pip install x", "into your requirements"),
+        ("%conda install x", "into your requirements"),
+        ("%env A=1", r"Write `os\.environ"),
+        ("%cd ..", r"Write `os\.chdir"),
+        ("%time f()", "without it"),
+        ("!pip list", "Tag the cell notebook-only"),
+    ],
+)
+def test_a_magic_with_a_word_in_python_gets_it_as_fix(line, fix, tmp_path):
+    with pytest.raises(ExportError, match=f"E101 .* is notebook syntax. Fix: .*{fix}"):
+        exported(tmp_path, line)
+
+
 def test_a_broken_cell_makes_no_false_alarms_in_others(tmp_path):
     """What it would have defined is taken as defined."""
     assert problems(tmp_path, "def f(:\n    pass", "f()", "%%bash\necho", "g()") == [

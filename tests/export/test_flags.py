@@ -164,6 +164,8 @@ def test_help_and_print_config(text, capsys):
     said = capsys.readouterr().out
     assert caught.value.code == 0
     assert 'a folder, or 100% of a hub id ("tiny-add")' in said and "--no-clip" in said and "--resume" in said
+    assert "--mode fast|slow" in said  # as they must be written
+    assert "--max-steps INT" in said and "--max_steps" not in said
     with pytest.raises(SystemExit):
         run_text(text, "--print-config", "--steps", "5", "--out", "x")
     said = json.loads(capsys.readouterr().out)
@@ -194,6 +196,23 @@ def test_flags_of_servers_and_processes_reach_setup_and_prepare(text):
     now = settings.current
     assert (now.vllm_url, now.vllm_folder, now.vllm_group_port, now.vllm_deadline) == (urls, "/shared", 7000, 9)
     assert (now.dist_timeout, now.backend, now.deterministic) == (5.0, "gloo", True)
+
+
+def test_a_seed_reaches_setup_and_the_order_of_the_prompts(text):
+    rows = [{"prompt": str(number)} for number in range(20)]
+
+    def plan(seed):
+        world = rl.setup(seed=seed)
+        loader = rl.PromptLoader(rows, tiny_policy(), batch_size=20, seed=seed)
+        return world.seed, next(iter(loader)).row_id.tolist(), float(torch.rand(1))
+
+    expected = plan(7)
+    assert plan(0)[1:] != expected[1:]
+    run_text(text, "--seed", "7")
+    assert plan(0) == expected
+    run_text(text, "--seed", "-1")
+    with pytest.raises(ValueError, match=r"rl\.setup: seed must be at least 0, got -1"):
+        rl.setup(seed=0)
 
 
 def test_deterministic_algorithms_and_a_timeout_that_is_none(monkeypatch):

@@ -362,6 +362,12 @@ def test_jupytext_notebooks(tmp_path):
         "```{code-cell}\nx = k\n```\n"
     )
     assert plain(run_text(export_text(myst).text, "--k", "5")) == {"k": 5, "x": 5}
+    light = tmp_path / "l.py"
+    light.write_text('# Text\n\n# + tags=["parameters"]\nk = 2\n# -\n\nx = k\n')
+    assert plain(run_text(export_text(light).text, "--k", "5")) == {"k": 5, "x": 5}
+    assert "python l_run.py --help" in export_text(light).text  # l.py itself is the source
+    (tmp_path / "latin.py").write_bytes(b"# %%\nx = '\xe9'\n")
+    assert problems_of(tmp_path / "latin.py", None) == ["E100"]
     (tmp_path / "g.py").write_text(export_text(percent).text)
     assert problems_of(tmp_path / "g.py", None) == ["E100"]
 
