@@ -81,7 +81,7 @@ def free_bytes() -> int:
 
 
 def colocate(name: str, device: str, dtype: torch.dtype) -> None:
-    """VLLM in the process: CUDA graphs (in 16 bits), sleep between rollouts, weights after each step, the probe after each."""
+    """VLLM in the process: CUDA graphs (in 16 bits), sleep, weights after each step, the probe after each."""
     gpu = device == "cuda"
     eager = not gpu or dtype == torch.float32  # graphs once: they take most of a minute to compile
     policy, task, rows = fresh(device, dtype)
