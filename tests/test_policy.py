@@ -435,3 +435,9 @@ def test_tiny_add_adds():
     rollout = rl.sample(policy, ["12+34="], num_generations=2, max_completion_length=8, seed=0)
     torch.testing.assert_close(rollout.sampler_logp, rl.compute_logps(policy, rollout), rtol=1e-4, atol=1e-4)
     assert math.isfinite(float(rollout.sampler_logp.sum()))
+
+
+@pytest.mark.parametrize("no_engine", [None, "vllm", 3])
+def test_only_an_engine_can_be_used(policy, no_engine, unchecked):
+    with pytest.raises(TypeError, match=r"policy.use: expected an engine, got .*rl.TransformersEngine\(policy\)"):
+        policy.use(no_engine)

@@ -168,6 +168,13 @@ class EngineContract:
         expected = rl.compute_logps(subject.policy, rollout)
         torch.testing.assert_close(rollout.sampler_logp, expected, rtol=0, atol=LOGP_ATOL)
 
+    def test_a_regular_expression_that_leaves_no_token_is_an_error(self, subject):
+        pytest.importorskip("xgrammar")
+        before = tokens_of(draw(subject))
+        with pytest.raises((ValueError, EngineError), match="regex"):
+            draw(subject, regex="1\u6f22+")  # the tokenizer has no Chinese
+        assert tokens_of(draw(subject)) == before
+
     def test_no_end_before_the_minimum(self, subject):
         rollout = draw(subject, min_completion_length=12, num_generations=16)
         assert int(rollout.lengths.min()) >= 12

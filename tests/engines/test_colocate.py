@@ -78,8 +78,6 @@ def test_what_vllm_refuses_says_so_and_leaves_nothing_behind(subject):
         draw(subject, regex="([")
     with pytest.raises(ValueError, match=r"vllm-colocate: vLLM refuses these settings or prompts"):
         subject.generate([[5], [10**6]], [0, 1], num_generations=2, params=rl.SamplingParams(), seed=0)
-    with pytest.raises(EngineError, match=r"no token of the policy's tokenizer can go on matching"):
-        draw(subject, regex="1\u6f22+")
     assert tokens_of(draw(subject)) == before
 
 

@@ -170,9 +170,8 @@ def test_settings_reach_the_server_and_log_probabilities_stay_the_policys(policy
 
 def test_a_regex_and_stop_strings_that_the_server_does_not_take(policy):
     before = groups_of(draw(policy))
-    for regex in ("([", "1\u6f22+"):
-        with pytest.raises(EngineError, match=r"/v1/completions with [45]00.*With regex=: vLLM's grammar"):
-            draw(policy, regex=regex)
+    with pytest.raises(EngineError, match=r"/v1/completions with 400.*With regex=: vLLM's grammar"):
+        draw(policy, regex="([")
     with pytest.raises(ValueError, match="takes up to 4 stop strings, got 5"):
         draw(policy, stop_strings=tuple("12345"))
     assert groups_of(draw(policy)) == before
