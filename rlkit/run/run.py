@@ -5,7 +5,6 @@ finish and then ends the loop with everything on disk and the kernel usable; a s
 the view and `rlkit ctl` send commands. With several processes every one runs the same loop, and the main one writes.
 """
 
-import atexit
 import operator
 import os
 import threading
@@ -19,20 +18,19 @@ from torch import Tensor
 
 from rlkit import collectives
 from rlkit.metrics import for_json
-from rlkit.rank_log import move_output_to
 from rlkit.rewards.monitor import Monitor
 from rlkit.rollout import Rollout, Scores, Update
-from rlkit.run import checkpoint, evaluations
+from rlkit.run import evaluations
 from rlkit.run.background import Background, loop_in_background, runs_in_place
 from rlkit.run.changes import Changes
 from rlkit.run.console import Console
 from rlkit.run.controls import Order, send
-from rlkit.run.folder import append_line, claimed_folder, lock, unlock, versions, write_json
+from rlkit.run.folder import append_line
+from rlkit.run.home import Home
 from rlkit.run.keeper import Keeper, cut_back
 from rlkit.run.knobs import Bounds, Knobs, Numbers
 from rlkit.run.loop import Loop
 from rlkit.run.measure import Counters, format_line, measure
-from rlkit.run.origin import for_config, origin
 from rlkit.run.plot import plot_metrics
 from rlkit.run.reader import RunReader
 from rlkit.run.rollouts import RolloutWriter
@@ -80,9 +78,7 @@ class Run:
         report_to: str | Sequence[str] = (),
         log_completions: bool = False,
     ) -> None:
-        self._wanted = current.folder_for(Path(path))
-        self._folder: Path | None = None
-        self._config = dict(config or {})
+        self._home = Home(Path(path), config or {})
         self.step = 0
         self.max_steps: int | None = None
         self.stopped: str | None = None
@@ -136,48 +132,17 @@ class Run:
     @property
     def path(self) -> Path:
         """The folder that is written to, the same on every process."""
-        if self._folder is None and self._found() is not None:
-            self._open(self._wanted)  # a script that was started with --resume
-        if self._folder is None:
-            folder = collectives.from_main(claimed_folder(self._wanted) if collectives.rank() == 0 else self._wanted)
-            if folder != self._wanted.absolute():
-                print(f"rlkit: {self._wanted} is not empty, writing to {folder}")
-            if collectives.rank() == 0:
-                write_json(folder / "config.json", self._settings())
-                (folder / "metrics.jsonl").touch()
-            self._open(folder)
-            return folder
-        return self._folder
-
-    def _settings(self) -> dict[str, Any]:
-        """What config.json says."""
-        found = origin()
-        script = {"script": {**current.script, "processes": collectives.size()}} if current.script else {}
-        parameters = {**found.pop("parameters", {}), **current.parameters, **self._config}
-        return {"parameters": for_config(parameters), "versions": versions(), **found, **script}
-
-    def _open(self, folder: Path) -> None:
-        if collectives.rank() == 0:
-            lock(folder)
-            atexit.register(unlock, folder)
-        move_output_to(folder)
-        self._folder = current.folder = folder.absolute()  # a notebook may change its working directory
-
-    def _found(self) -> Path | None:
-        """The checkpoint in this run's folder that `--resume auto` means, the same on every process."""
-        if current.resume != "auto":
-            return None
-        return collectives.from_main(checkpoint.newest(self._wanted / "ckpt") if collectives.rank() == 0 else None)
+        return self._home.path
 
     @property
     def folder(self) -> Path | None:
         """The folder that is written to, or None while it is not chosen yet; asking chooses nothing."""
-        return self._folder
+        return self._home.folder
 
     @property
     def wanted(self) -> Path:
         """The folder that was asked for; `path` has a number behind it if that one was not empty."""
-        return self._wanted
+        return self._home.wanted
 
     def dashboard(self, *, every: int = 1) -> "Dashboard | None":
         """Show the run while it goes: the live view in a notebook, one line per step in a script or a terminal.
@@ -279,12 +244,10 @@ class Run:
             )
         self._resumed = True
         source = current.resume or source
-        found = self._keeper.find(self._wanted, source)
+        found = self._keeper.find(self.wanted, source)
         if found is None:
             return 0
-        if self._folder is None and (source == "auto" or found.parent.parent.resolve() == self._wanted.resolve()):
-            self._open(found.parent.parent)
-        mine = self._folder is not None and found.parent.parent.resolve() == self._folder.resolve()
+        mine = self._home.go_on_in(found.parent.parent, wanted=source == "auto")
         counters = self._keeper.load(found, mine=mine)
         for note in self._numbers.restore(counters.get("numbers", {})):
             print(note)

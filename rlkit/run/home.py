@@ -1,0 +1,83 @@
+"""Home: where a run lives. Its folder is chosen when it is first needed, claimed for this process, and never changes.
+
+Asking for a name costs nothing, so a view may be shown and a notebook read before anything is on disk. A folder that
+holds anything is never written into: either its checkpoint is resumed, or a number is added to the name.
+"""
+
+import atexit
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rlkit import collectives
+from rlkit.rank_log import move_output_to
+from rlkit.run import checkpoint
+from rlkit.run.folder import claimed_folder, lock, unlock, versions, write_json
+from rlkit.run.origin import for_config, origin
+from rlkit.run.settings import current
+
+
+class Home:
+    """The folder of one run, the same on every process.
+
+    Args:
+        wanted: the folder that was asked for.
+        config: parameters to keep in `config.json`.
+
+    Attributes:
+        wanted: likewise, or where the command line of a script puts it.
+        folder: the folder, absolute; None while it is not chosen.
+    """
+
+    def __init__(self, wanted: Path, config: Mapping[str, Any]) -> None:
+        self.wanted = current.folder_for(wanted)
+        self.folder: Path | None = None
+        self._config = dict(config)
+
+    @property
+    def path(self) -> Path:
+        """The folder, chosen now if it was not; every process asks."""
+        if self.folder is None and self._resumes():
+            self._open(self.wanted)  # a script that was started with --resume
+        return self._claimed() if self.folder is None else self.folder
+
+    def go_on_in(self, run: Path, *, wanted: bool) -> bool:
+        """Take up the folder of a checkpoint, if it is this run's or is wanted, and nothing is written yet.
+
+        Returns:
+            True if the checkpoint is of this run, False if the run goes on from another one's.
+        """
+        if self.folder is None and (wanted or run.resolve() == self.wanted.resolve()):
+            self._open(run)
+        return self.folder is not None and run.resolve() == self.folder.resolve()
+
+    def _claimed(self) -> Path:
+        folder = collectives.from_main(claimed_folder(self.wanted) if collectives.rank() == 0 else self.wanted)
+        if folder != self.wanted.absolute():
+            print(f"rlkit: {self.wanted} is not empty, writing to {folder}")
+        if collectives.rank() == 0:
+            write_json(folder / "config.json", self._settings())
+            (folder / "metrics.jsonl").touch()
+        return self._open(folder)
+
+    def _open(self, folder: Path) -> Path:
+        if collectives.rank() == 0:
+            lock(folder)
+            atexit.register(unlock, folder)
+        move_output_to(folder)
+        self.folder = current.folder = folder.absolute()  # a notebook may change its working directory
+        return self.folder
+
+    def _resumes(self) -> bool:
+        """Whether there is a checkpoint that `--resume auto` means, the same on every process."""
+        if current.resume != "auto":
+            return False
+        here = collectives.rank() == 0 and checkpoint.newest(self.wanted / "ckpt") is not None
+        return collectives.from_main(here)
+
+    def _settings(self) -> dict[str, Any]:
+        """What config.json says."""
+        found = origin()
+        script = {"script": {**current.script, "processes": collectives.size()}} if current.script else {}
+        parameters = {**found.pop("parameters", {}), **current.parameters, **self._config}
+        return {"parameters": for_config(parameters), "versions": versions(), **found, **script}
