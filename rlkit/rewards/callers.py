@@ -36,9 +36,9 @@ def call_here(job: Job, rows: Sequence[int]) -> tuple[Any, RewardLog]:
         if inspect.isawaitable(returned):
             loop = shared_loop()
             returned = loop.wait(loop.submit(awaited(returned)))
-    except Failed:
+    except (Failed, KeyboardInterrupt):
         raise
-    except (Exception, SystemExit) as error:  # sys.exit() is the function's failure, not the end of the run
+    except BaseException as error:  # sys.exit() and a cancelled task are the function's failure, not the run's end
         raise Failed.of(error) from error
     return returned, log
 
