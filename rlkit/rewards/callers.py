@@ -154,7 +154,9 @@ class InWorker:
         positional, named = self.job.arguments(rows, None)
         state = named.get("trainer_state")
         if isinstance(state, StepState):  # without rlkit, which would bring torch
-            named["trainer_state"] = SimpleNamespace(global_step=state.global_step, max_steps=state.max_steps)
+            named["trainer_state"] = SimpleNamespace(
+                step=state.step, global_step=state.global_step, max_steps=state.max_steps
+            )
         logs = [name for name in LOGS if name in self.job.accepted.named]
         try:
             return pickle.dumps((positional, named, logs))
