@@ -5,6 +5,7 @@ the same noise every time: two policies are compared on equal luck, prompt by pr
 """
 
 import functools
+import logging
 import math
 import statistics
 from collections.abc import Mapping, Sequence
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 
     from rlkit.comparison import Comparison
     from rlkit.policy import Policy
+
+logger = logging.getLogger(__name__)
 
 USUAL_K = (1, 4, 8)
 
@@ -160,8 +163,9 @@ def evaluate(
         dataset: rows with a `prompt` column, in any form that `PromptLoader` takes, but no stream.
         reward_funcs: as in `score`.
         num_generations: completions per prompt; 1 is enough for a mean reward, no group is needed.
-        k: for which k to estimate pass@k, the chance that at least one of k completions passes; at most
-            num_generations. None takes those of 1, 4 and 8 that num_generations allows.
+        k: for which k to estimate pass@k, the chance that at least one of k completions passes, such as (1, 4, 8). It
+            takes at least k completions per prompt: larger ones are left out with a warning. None takes those of 1, 4
+            and 8 that num_generations allows.
         success_threshold: a completion passes if its reward (weighted sum) is above this.
         greedy: always take the likeliest token.
         seed: of the samples, and of the bootstrap.
@@ -176,7 +180,7 @@ def evaluate(
         prompts with at least k scored completions; the interval is a percentile bootstrap over prompts.
 
     Raises:
-        ValueError: empty dataset, no prompt column, bad settings, k above num_generations.
+        ValueError: empty dataset, no prompt column, bad settings, every k above num_generations.
 
     Example: `rl.evaluate(policy, task.test, task.rewards, max_completion_length=8).reward`
     """
@@ -241,13 +245,17 @@ def _checked_k(k: Sequence[int] | None, num_generations: int) -> tuple[int, ...]
         return tuple(usual for usual in USUAL_K if usual <= num_generations)
     if not isinstance(k, Sequence):
         raise TypeError(f"evaluate: k must be a list of whole numbers such as (1, 4, 8), got {k!r}.")
-    bad = [one for one in k if not isinstance(one, int) or not 1 <= one <= num_generations]
+    bad = [one for one in k if not isinstance(one, int) or isinstance(one, bool) or one < 1]
     if bad:
-        raise ValueError(
-            f"evaluate: pass@k needs k from 1 to num_generations={num_generations}, got k={bad[0]}. Draw more "
-            "completions per prompt, or ask for a smaller k."
-        )
-    return tuple(dict.fromkeys(k))
+        raise ValueError(f"evaluate: pass@k needs whole numbers k of at least 1, got k={bad[0]!r}.")
+    fit = tuple(dict.fromkeys(one for one in k if one <= num_generations))
+    if len(fit) < len(set(k)):
+        left_out = ", ".join(f"pass@{one}" for one in dict.fromkeys(k) if one > num_generations)
+        why = f"evaluate: {left_out} needs as many completions per prompt, and num_generations is {num_generations}"
+        if not fit:
+            raise ValueError(f"{why}. Draw more, or ask for a smaller k.")
+        logger.warning("%s; left out.", why)
+    return fit
 
 
 def _measure(rollout: Rollout, scores: Scores, ks: Sequence[int], threshold: float, seed: int) -> dict[str, float]:

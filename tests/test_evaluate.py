@@ -92,9 +92,18 @@ def test_the_usual_ks_are_those_that_fit(shared, generations, expected):
     assert {int(name[5:]) for name in evaluation.metrics if name.startswith("pass@")} == expected
 
 
+def test_a_k_that_needs_more_completions_is_left_out_and_that_is_said(shared, caplog):
+    """One completion per prompt and the usual k: what can be estimated is, and only that."""
+    evaluation = rl.evaluate(shared, ROWS[:2], liked, num_generations=1, k=(1, 4, 8), max_completion_length=2)
+    assert [name for name in evaluation.metrics if name.startswith("pass@")] == ["pass@1"]
+    assert evaluation.settings["k"] == (1,)
+    assert "pass@4, pass@8 needs as many completions per prompt, and num_generations is 1; left out" in caplog.text
+
+
 BAD = {
-    "k": ({"num_generations": 4, "k": (1, 8)}, r"pass@k needs k from 1 to num_generations=4, got k=8\. Draw more"),
+    "k": ({"num_generations": 4, "k": (8,)}, r"pass@8 needs as many completions .* num_generations is 4\. Draw more"),
     "k of 0": ({"k": (0,)}, "got k=0"),
+    "k of True": ({"k": (True,)}, "got k=True"),
     "num_generations": ({"num_generations": 0}, "num_generations must be a whole number of at least 1, got 0"),
     "greedy": ({"num_generations": 2, "greedy": True}, "greedy completions are all the same"),
     "batch_size": ({"batch_size": 0}, "batch_size must be at least 1, got 0"),

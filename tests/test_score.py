@@ -378,6 +378,9 @@ def test_rows_without_any_reward_warn_with_prompt_completion_and_columns(caplog)
         rl.score(ROLLOUT, returning([1, None, 0, None]))
     assert "returned None for 2 of 4 completions; they take no part in baseline and update" in caplog.text
     assert "prompt '1+1='" in caplog.text and "completion '4'" in caplog.text and "'answer': '3'" in caplog.text
+    caplog.clear()
+    rl.score(ROLLOUT, lambda completions: [1.0] * len(completions), weights=[0.0])
+    assert "every reward function with a weight other than 0 returned None for ALL of 4 completions" in caplog.text
 
 
 def test_no_warning_where_every_row_has_a_reward(caplog):

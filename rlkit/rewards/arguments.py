@@ -34,6 +34,11 @@ class StepState:
     global_step: int = 0
     max_steps: int | None = None
 
+    @property
+    def step(self) -> int:
+        """`global_step`, under rlkit's name."""
+        return self.global_step
+
 
 class RewardLog:
     """Collects what one call of a reward function logs beside its rewards."""

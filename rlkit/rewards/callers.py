@@ -36,9 +36,9 @@ def call_here(job: Job, rows: Sequence[int]) -> tuple[Any, RewardLog]:
         if inspect.isawaitable(returned):
             loop = shared_loop()
             returned = loop.wait(loop.submit(awaited(returned)))
-    except Failed:
+    except (Failed, KeyboardInterrupt):
         raise
-    except (Exception, SystemExit) as error:  # sys.exit() is the function's failure, not the end of the run
+    except BaseException as error:  # sys.exit() and a cancelled task are the function's failure, not the run's end
         raise Failed.of(error) from error
     return returned, log
 
@@ -154,7 +154,9 @@ class InWorker:
         positional, named = self.job.arguments(rows, None)
         state = named.get("trainer_state")
         if isinstance(state, StepState):  # without rlkit, which would bring torch
-            named["trainer_state"] = SimpleNamespace(global_step=state.global_step, max_steps=state.max_steps)
+            named["trainer_state"] = SimpleNamespace(
+                step=state.step, global_step=state.global_step, max_steps=state.max_steps
+            )
         logs = [name for name in LOGS if name in self.job.accepted.named]
         try:
             return pickle.dumps((positional, named, logs))

@@ -82,18 +82,25 @@ class PythonTests:
             for completion, tests in zip(completions, columns[self.column], strict=True)
         ]
         workers = self.processes or min(8, os.cpu_count() or 1)
+        running: set[subprocess.Popen[bytes]] = set()
         with ThreadPoolExecutor(workers, thread_name_prefix="python_tests") as pool:
-            return list(pool.map(lambda job: self._reward(*job), jobs))
+            try:
+                return list(pool.map(lambda job: self._reward(job[0], job[1], running), jobs))
+            except BaseException:  # the stop button: the pool would wait for what runs, and for what waits
+                pool.shutdown(wait=False, cancel_futures=True)
+                for process in list(running):
+                    _kill(process)
+                raise
 
-    def _reward(self, code: str, tests: list[str]) -> float | None:
+    def _reward(self, code: str, tests: list[str], running: set["subprocess.Popen[bytes]"]) -> float | None:
         if not tests:
             return None
         if not code.strip():
             return 0.0
-        passed = self._run(code, tests)
+        passed = self._run(code, tests, running)
         return sum(passed) / len(tests) if self.partial else float(all(passed))
 
-    def _run(self, code: str, tests: list[str]) -> list[bool]:
+    def _run(self, code: str, tests: list[str], running: set["subprocess.Popen[bytes]"]) -> list[bool]:
         """Which tests passed; none of them if the process did not report."""
         token = secrets.token_hex(16)
         job = {
@@ -114,11 +121,12 @@ class PythonTests:
                 stderr=subprocess.DEVNULL,
                 start_new_session=True,
             )
+            running.add(process)
             try:
                 report = _report(process, json.dumps(job).encode(), self.timeout)
             finally:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)  # the whole session, also after an orderly end
+                _kill(process)
+                running.discard(process)
                 process.wait()
                 for stream in (process.stdin, process.stdout):
                     if stream is not None:
@@ -151,6 +159,12 @@ def _report(process: "subprocess.Popen[bytes]", job: bytes, seconds: float) -> b
             if len(found) > REPORT:
                 return b""
     return b""
+
+
+def _kill(process: "subprocess.Popen[bytes]") -> None:
+    """End the whole session of a process that was not waited for yet; also after an orderly end."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 @functools.cache

@@ -42,7 +42,11 @@ class Failed(Exception):
     @classmethod
     def of(cls, error: BaseException) -> "Failed":
         """From an exception of this process, which stays its cause."""
-        failed = cls(type(error).__name__, str(error))
+        try:
+            text = str(error)
+        except Exception:  # an error of the function's own class, which cannot even say what it is
+            text = "(its text cannot be had)"
+        failed = cls(type(error).__name__, text)
         failed.__cause__ = error
         return failed
 

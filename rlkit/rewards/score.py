@@ -104,7 +104,7 @@ def score(
         reward = reward.clamp(*clip_range)
     for outcome in outcomes:
         outcome.report()
-    _warn_about_unscored(reward, rollout)
+    _warn_about_unscored(reward, rollout, bool((weight == 0).any()))
     device = rollout.completion_ids.device
     return Scores(
         parts=parts.to(device),
@@ -219,7 +219,7 @@ def _numbers(outcomes: Sequence[Outcome]) -> dict[str, float]:
     return numbers
 
 
-def _warn_about_unscored(reward: torch.Tensor, rollout: Rollout) -> None:
+def _warn_about_unscored(reward: torch.Tensor, rollout: Rollout, some_are_metrics: bool) -> None:
     unscored = reward.isnan().nonzero().flatten().tolist()
     if not unscored:
         return
@@ -227,8 +227,9 @@ def _warn_about_unscored(reward: torch.Tensor, rollout: Rollout) -> None:
     columns = {name: values[row] for name, values in rollout.columns.items()}
     everything = len(unscored) == len(rollout)
     logger.warning(
-        "score: every reward function returned None for %s of %d completions%s. The first one: prompt %r, "
+        "score: every reward function%s returned None for %s of %d completions%s. The first one: prompt %r, "
         "completion %r, columns %s.",
+        " with a weight other than 0" if some_are_metrics else "",
         "ALL" if everything else len(unscored),
         len(rollout),
         ", so this step has nothing to learn from" if everything else "; they take no part in baseline and update",

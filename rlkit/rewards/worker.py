@@ -28,6 +28,7 @@ from typing import Any
 
 PROGRAM = Path(__file__).with_name("worker_main.py")
 START_SECONDS = 120.0  # for the imports of a function's module, on a busy machine; not part of any timeout
+END_SECONDS = 1.0  # for a process that has let go of the connection to end by itself
 LARGEST = 64 * 2**20  # bytes of a pickled function; one that holds a model stays in this process
 
 
@@ -121,6 +122,9 @@ class Worker:
             self._connection.send_bytes(pickle.dumps(message))
             return pickle.loads(self._connection.recv_bytes())
         except (EOFError, OSError) as error:
+            if not late.is_set():  # it is ending; as what, it can still say itself
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self._process.wait(END_SECONDS)
             self.kill()
             if late.is_set():
                 raise TimedOut from error

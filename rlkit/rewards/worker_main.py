@@ -59,6 +59,15 @@ async def awaited(value: Any) -> Any:
     return await value
 
 
+def described(error: BaseException) -> tuple[str, str]:
+    """Text and traceback of an error, which may be of a class of the function's own that cannot say what it is."""
+    try:
+        text = str(error)
+    except Exception:
+        text = "(its text cannot be had)"
+    return text, "".join(traceback.format_exception(type(error), error, error.__traceback__))
+
+
 def call(
     function: Callable[..., Any], positional: list[Any], named: dict[str, Any], logs: list[str]
 ) -> tuple[Any, ...]:
@@ -95,8 +104,7 @@ def serve(connection: Connection) -> None:
                 answer = call(function, *payload)
         except BaseException as error:  # sys.exit() and the like too: they are the function's failure, not ours
             limit_memory(None)
-            trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-            answer = ("raised", type(error).__name__, str(error), trace)
+            answer = ("raised", type(error).__name__, *described(error))
         limit_memory(None)
         try:
             message = pickle.dumps(answer)

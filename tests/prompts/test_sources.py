@@ -163,16 +163,27 @@ def test_a_shuffled_stream_has_another_order_each_epoch_and_the_same_with_the_sa
     assert order(1) == first and order(2) != first
 
 
-@pytest.mark.parametrize("kind", ["function", "shuffled", "skipping"])
+@pytest.fixture(scope="module")
+def streamed_file(tmp_path_factory):
+    """As `load_dataset(..., streaming=True).shuffle(...)` gives it: a file in streaming form, shuffled by its user."""
+    import datasets
+
+    path = tmp_path_factory.mktemp("streamed") / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    return datasets.load_dataset("json", data_files=str(path), split="train", streaming=True).shuffle(7, buffer_size=3)
+
+
+@pytest.mark.parametrize("kind", ["function", "shuffled", "skipping", "file"])
 @pytest.mark.parametrize("done", [0, 1, 2, 3, 5])
-def test_a_stream_goes_on_from_a_saved_position(kind, done, shared):
+def test_a_stream_goes_on_from_a_saved_position(kind, done, shared, streamed_file):
     """B30: by skipping what was read, through JSON."""
 
     def fresh():
         options = {"max_prompt_length": 4, "on_long": "skip"} if kind == "skipping" else {}
         long = [{"prompt": "1" * (2 + row % 4)} for row in range(12)]
-        stream = {"function": numbered, "skipping": lambda: iter(long), "shuffled": stream_of("IterableDataset")}[kind]
-        return rl.PromptLoader(stream, shared, batch_size=4, seed=3, shuffle=kind == "shuffled", **options)
+        known = {"shuffled": stream_of("IterableDataset"), "file": streamed_file}
+        stream = {"function": numbered, "skipping": lambda: iter(long), **known}[kind]
+        return rl.PromptLoader(stream, shared, batch_size=4, seed=3, shuffle=kind in known, **options)
 
     loader = fresh()
     for _ in range(done):

@@ -267,6 +267,43 @@ def test_errors_may_be_none_and_are_counted_and_shown(timeout, caplog):
     assert "ZeroDivisionError" in scores.to_pandas()["failures/picky"][2]
 
 
+def speechless(completions):
+    class Speechless(Exception):
+        def __str__(self):
+            raise ValueError("no words")
+
+    raise Speechless
+
+
+def cancelled(completions):
+    import asyncio
+
+    raise asyncio.CancelledError  # of asyncio.run in the function, say; no Exception, but no end of the run either
+
+
+@pytest.mark.parametrize("timeout", [None, 60.0], ids=["here", "in a process"])
+@pytest.mark.parametrize(("reward", "says"), [(speechless, "Speechless: (its text"), (cancelled, "CancelledError")])
+def test_odd_exceptions_are_failures_like_others(reward, says, timeout):
+    """They passed through `score` without a name, or ended the process."""
+    with pytest.raises(RuntimeError, match=rf"'{reward.__name__}' failed with {re.escape(says)}.* on completion 0"):
+        rl.score(ROLLOUT, reward, timeout=timeout)
+    scores = rl.score(ROLLOUT, reward, timeout=timeout, on_error="none")
+    assert all(why.startswith(says) for why in scores.extra[f"failures/{reward.__name__}"])
+
+
+def test_a_function_that_cuts_the_connection_is_told_how_its_process_ended():
+    """It closes all files that it finds: the process cannot answer, and ends with an error of its own."""
+
+    def closes(completions):
+        import os
+
+        os.closerange(3, 256)
+        return [1.0] * len(completions)
+
+    with pytest.raises(RuntimeError, match="'closes' failed with ProcessDied: its process ended with exit status 1"):
+        rl.score(ROLLOUT, closes, timeout=60.0)
+
+
 def test_values_that_are_no_rewards_are_errors_of_their_row():
     def odd(completions):
         return ["x" if text == "bad" else float("inf") if text == "" else 1.0 for text in completions]

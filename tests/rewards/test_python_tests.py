@@ -1,8 +1,10 @@
 """Code is run within bounds of time, memory, network and processes, and nothing is left behind."""
 
 import os
+import signal
 import socket
 import tempfile
+import threading
 import time
 from pathlib import Path
 
@@ -177,3 +179,13 @@ def test_a_report_without_end_is_not_read_to_its_end(isolation, monkeypatch):
 def test_tests_that_are_no_texts_are_named():
     with pytest.raises(TypeError, match="expected tests as one text or a list of texts, got \\[1\\]"):
         python_tests(["x = 1"], tests=[[1]])
+
+
+def test_the_stop_button_does_not_wait_for_the_code(sigint_guard):
+    """Neither for what runs nor for what waits: the code would run for an hour each."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    hour = PythonTests(timeout=3600, processes=2)
+    threading.Timer(1.0, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt):
+        hour(["import time; time.sleep(3600)"] * 6, tests=["pass"] * 6)
+    assert python_tests(["x = 1"], tests=["assert x == 1"]) == [1.0]

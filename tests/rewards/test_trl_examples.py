@@ -144,6 +144,12 @@ def test_a_reward_that_follows_the_trainers_state():
     rollout = rollout_of(["a", "b"], ["xx", "yyyy"])
     assert rl.score(rollout, shaped, state=rl.rewards.StepState(5, 10)).reward.tolist() == [1.0, 2.0]
 
+    def steps(completions, trainer_state):
+        return [float(trainer_state.step)] * len(completions)
+
+    for timeout in (None, 60.0):  # here, and in a process
+        assert rl.score(rollout, steps, state=rl.rewards.StepState(5, 10), timeout=timeout).reward.tolist() == [5.0] * 2
+
 
 def test_without_max_steps_the_error_says_how_to_give_it():
     def shaped(completions, trainer_state):
