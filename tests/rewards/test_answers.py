@@ -119,7 +119,7 @@ def test_exact_match(form):
 @forms
 def test_numeric_match(form):
     completions = [form(text) for text in ["so 42.", r"12 \boxed{42} 7", "#### 41", "forty-two", "42.0000001"]]
-    assert numeric_match(completions, answer=["6*7 = 42 #### 42"] * 5) == [1, 1, 0, 0, 1]
+    assert numeric_match(completions, answer=["6*7 = 42 of 50 #### 42"] * 5) == [1, 1, 0, 0, 1]
     assert NumericMatch(tolerance=0)(completions, answer=[42] * 5) == [1, 1, 0, 0, 0]
     assert numeric_match([form("1")] * 3, answer=[None, "no number", ""]) == [None] * 3
     with pytest.raises(ValueError, match="tolerance must be at least 0 and finite"):
