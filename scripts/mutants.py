@@ -399,15 +399,8 @@ def pytest_in(folder: Path, tests: list[str], options: tuple[str, ...], first: s
         os.dup2(output.fileno(), 1)
         os.dup2(output.fileno(), 2)
     order = Order(first)
-    arguments = [
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        "-o",
-        "testpaths=tests",
-        *options,
-        *(f"tests/{name}" for name in tests),
-    ]
+    arguments = "-q --tb=line --show-capture=no -p no:cacheprovider -o testpaths=tests".split()
+    arguments += [*options, *(f"tests/{name}" for name in tests)]
     status = pytest.main(arguments, plugins=[order])
     Path("red.json").write_text(json.dumps(order.red), encoding="utf-8")
     atexit._run_exitfuncs()  # multiprocessing leaves them out; rlkit ends its worker processes there

@@ -352,6 +352,14 @@ def test_a_failing_function_is_named_and_its_error_kept():
     assert isinstance(caught.value.__cause__, KeyError)
 
 
+def test_a_function_that_fails_on_the_only_completion_is_an_error_too():
+    def broken(**kwargs):
+        raise KeyError("solution")
+
+    with pytest.raises(RuntimeError, match=r"'broken' failed with KeyError: 'solution'. It fails on completion 0: '3'"):
+        rl.score(ROLLOUT.select([0]), broken)
+
+
 def test_a_missing_column_is_named_with_what_there_is():
     """B98: an argument that the dataset does not have."""
 

@@ -161,7 +161,7 @@ def test_exact_match(form):
 @forms
 def test_numeric_match(form):
     completions = [form(text) for text in ["so 42.", r"12 \boxed{42} 7", "#### 41", "forty-two", "42.0000001"]]
-    assert numeric_match(completions, answer=["6*7 = 42 #### 42"] * 5) == [1, 1, 0, 0, 1]
+    assert numeric_match(completions, answer=["6*7 = 42 of 50 #### 42"] * 5) == [1, 1, 0, 0, 1]
     assert NumericMatch(tolerance=0)(completions, answer=[42] * 5) == [1, 1, 0, 0, 0]
     golds = ["$42", r"so \boxed{42}", "21 * 2 = 42 dollars", "41 or 42", r"42\pi"]
     assert numeric_match([form("42")] * 5, answer=golds) == [1, 1, 1, None, None]
