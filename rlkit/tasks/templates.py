@@ -155,8 +155,8 @@ def _check_kinds(rows: list[dict[str, Any]]) -> None:
             before, known = first.setdefault(name, (place, value))
             if isinstance(value, str) != isinstance(known, str):
                 raise ValueError(
-                    f"prepare: column {name!r} holds {type(known).__name__} in row {before} and {type(value).__name__} in "
-                    f"row {place}. Make it text, e.g. answer=lambda row: str(row[...]), or convert the column before."
+                    f"prepare: column {name!r} holds {type(known).__name__} in row {before} and {type(value).__name__} "
+                    f"in row {place}. Make it text, e.g. answer=lambda row: str(row[...]), or convert the column before."
                 )
 
 
