@@ -156,7 +156,7 @@ def _check_kinds(rows: list[dict[str, Any]]) -> None:
             if isinstance(value, str) != isinstance(known, str):
                 raise ValueError(
                     f"prepare: column {name!r} holds {type(known).__name__} in row {before} and {type(value).__name__} "
-                    f"in row {place}. Make it text, e.g. answer=lambda row: str(row[...]), or convert the column before."
+                    f"in row {place}. Make all of them text before, or with answer=lambda row: str(...)."
                 )
 
 
