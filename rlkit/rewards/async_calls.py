@@ -111,7 +111,8 @@ class AsyncCalls:
                     self._lose(place)
             return
         ours = any(job is holder for job in self._jobs.values())
-        timeout = (holder.limits.timeout or float("inf")) if ours else 0.0  # else it is left over from another call
+        # Without a timeout it may take as long as it likes, unless it is left over from another call.
+        timeout = holder.limits.timeout or (float("inf") if ours else loops.PATIENCE_SECONDS)
         if seconds <= timeout:
             return
         anchor = _anchor(holder.function)

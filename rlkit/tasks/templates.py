@@ -116,9 +116,9 @@ def prepare(
         raise ValueError(f"prepare: there is no column {answer!r}; the columns are {sorted(columns)}.")
     if system is not None and not conversational:
         raise ValueError("prepare: a system message needs conversational=True.")
-    return datasets.Dataset.from_list(
-        [_row(rows[place], place, template, fields, answer, system, conversational) for place in range(len(rows))]
-    )
+    made = [_row(rows[place], place, template, fields, answer, system, conversational) for place in range(len(rows))]
+    _check_kinds(made)
+    return datasets.Dataset.from_list(made)
 
 
 def _row(
@@ -143,6 +143,21 @@ def _row(
             raise ValueError(f"prepare: row {place}: {error}") from error
     kept = {(f"source_{name}" if name in made else name): value for name, value in row.items()}
     return made | kept
+
+
+def _check_kinds(rows: list[dict[str, Any]]) -> None:
+    """Refuse a column that holds text in one row and something else in another: a table cannot, and says it badly."""
+    first: dict[str, tuple[int, Any]] = {}
+    for place, row in enumerate(rows):
+        for name, value in row.items():
+            if value is None:
+                continue
+            before, known = first.setdefault(name, (place, value))
+            if isinstance(value, str) != isinstance(known, str):
+                raise ValueError(
+                    f"prepare: column {name!r} holds {type(known).__name__} in row {before} and {type(value).__name__} "
+                    f"in row {place}. Make all of them text before, or with answer=lambda row: str(...)."
+                )
 
 
 def _shape_of(columns: set[str]) -> Shape:

@@ -106,6 +106,8 @@ BAD = {
     "a row without it": ([{"q": "a"}, {}], {"template": "{q}"}, r"row 1 has no text in \['q'\]"),
     "system": ([{"q": "a"}], {"template": "{q}", "system": "s", "conversational": False}, "a system message needs"),
     "empty": ([], {}, "the dataset is empty"),
+    "two kinds": ([{"q": "a", "n": 1}, {"q": "b", "n": None}, {"q": "c", "n": "x"}], {"template": "{q}"},
+                  "column 'n' holds int in row 0 and str in row 2"),
 }  # fmt: skip
 
 
