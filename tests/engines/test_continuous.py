@@ -5,9 +5,8 @@ The oracle is the transformers engine, which draws from the same noise: token by
 
 import pytest
 import torch
-from builders import VOCABULARY, character_tokenizer
+from builders import VOCABULARY, character_tokenizer, vllm_policy
 from engines.contract import LOGP_ATOL, PROMPTS, EngineContract, draw, step, tokens_of
-from engines.engine_models import vllm_policy
 from transformers.generation.continuous_batching.continuous_api import ContinuousBatchingManager
 from transformers.generation.continuous_batching.requests import RequestState
 

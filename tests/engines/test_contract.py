@@ -1,8 +1,8 @@
 """The contract of every engine, for the default one."""
 
 import pytest
+from builders import vllm_policy
 from engines.contract import EngineContract
-from engines.engine_models import vllm_policy
 
 import rlkit as rl
 

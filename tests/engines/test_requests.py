@@ -5,8 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from builders import EOS, tiny_policy
-from engines.engine_models import vllm_policy
+from builders import EOS, tiny_policy, vllm_policy
 
 import rlkit as rl
 from rlkit.engines.memory import kv_bytes_per_token, vllm_memory

@@ -17,8 +17,8 @@ from builders import tiny_policy
 
 pytest.importorskip("vllm", reason="no vLLM here: make test-vllm")
 
+from builders import SIZE, vllm_model, vllm_policy
 from engines.contract import EngineContract
-from engines.engine_models import SIZE, tiny_model, vllm_policy
 from engines.server_helpers import (
     CONTEXT,
     LONG_PROMPT,
@@ -358,7 +358,7 @@ def test_an_adapter_beyond_the_servers_rank_is_refused(server):
         ),
         (lambda: rl.load_policy("tiny-add", device="cpu"), r"another model than the policy"),
         (
-            lambda: tiny_policy(tiny_model().bfloat16()),
+            lambda: tiny_policy(vllm_model().bfloat16()),
             r"computes in float32, the",
         ),
         (lambda: vllm_policy(tied=False), r"ties its head to the embedding.*Serve the policy itself"),

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
+from builders import vllm_policy
 from engines.contract import LOGP_ATOL, EngineContract, draw, step, tokens_of
 from engines.copy_engine import CopyEngine
-from engines.engine_models import vllm_policy
 
 import rlkit as rl
 from rlkit.engines import ProbeError

@@ -4,8 +4,7 @@ import contextlib
 
 import pytest
 import torch
-from builders import assert_identical, character_tokenizer, llama, snapshot, tiny_policy
-from engines.engine_models import vllm_policy
+from builders import assert_identical, character_tokenizer, llama, snapshot, tiny_policy, vllm_policy
 from safetensors.torch import load_file
 from tolerances import FLOAT32
 from transformers import MixtralConfig, MixtralForCausalLM

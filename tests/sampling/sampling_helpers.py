@@ -4,15 +4,10 @@ import contextlib
 
 import numpy as np
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from rlkit.loading import load_policy
 from rlkit.logps import causal_lm_of
 from rlkit.rollout import PromptBatch
 from rlkit.sampling.draw import uniform_noise
-
-LETTERS = ("<pad>", "<eos>", "a", "b", "c")  # a vocabulary whose completions can be listed
 
 
 def rows_of(rollout):
@@ -131,28 +126,6 @@ def forward_shapes(policy):
         yield shapes
     finally:
         hook.remove()
-
-
-def letter_policy(*, seed=0):
-    """A random Llama over five tokens."""
-    core = Tokenizer(models.WordLevel({token: i for i, token in enumerate(LETTERS)}, unk_token="<pad>"))
-    core.pre_tokenizer = pre_tokenizers.Split("", "isolated")
-    core.decoder = decoders.Fuse()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, pad_token="<pad>", eos_token="<eos>")
-    torch.manual_seed(seed)
-    config = LlamaConfig(
-        vocab_size=len(LETTERS),
-        hidden_size=8,
-        intermediate_size=8,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        max_position_embeddings=16,
-        initializer_range=0.3,
-        pad_token_id=0,
-        bos_token_id=None,
-        eos_token_id=1,
-    )
-    return load_policy(LlamaForCausalLM(config), tokenizer=tokenizer, device="cpu")
 
 
 def p_value(observed, expected):

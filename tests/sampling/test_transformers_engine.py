@@ -3,13 +3,21 @@ import math
 
 import pytest
 import torch
-from builders import CHAT_TEMPLATE, EOS, VOCABULARY, character_tokenizer, gpt2_with_dropout, llama, tiny_policy
-from sampling.sampling_helpers import (
+from builders import (
+    CHAT_TEMPLATE,
+    EOS,
     LETTERS,
+    VOCABULARY,
+    character_tokenizer,
+    gpt2_with_dropout,
+    letter_policy,
+    llama,
+    tiny_policy,
+)
+from sampling.sampling_helpers import (
     allowed_scores,
     forward_shapes,
     groups_of,
-    letter_policy,
     own_logits,
     own_logps,
     p_value,

@@ -1,9 +1,9 @@
 """Engines with a copy of the weights on several processes: each has its own, all take the weights together.
 
-python engines_worker.py OUT ENGINE KIND
-RLKIT_STRATEGY=fsdp2 torchrun --nproc_per_node 2 engines_worker.py OUT ENGINE KIND
+python engines_worker.py OUT ENGINE KIND ...
+RLKIT_STRATEGY=fsdp2 torchrun --nproc_per_node 2 engines_worker.py OUT ENGINE KIND ...
 
-ENGINE is "copy" (transformers alone) or "vllm" (in each process). KIND is "full" or "lora".
+ENGINE is "copy" (transformers alone) or "vllm" (in each process). KIND is "full" or "lora"; each writes its own file.
 """
 
 import sys
@@ -13,8 +13,8 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "engines"))
 
+from builders import vllm_policy
 from copy_engine import CopyEngine
-from engine_models import vllm_policy
 
 import rlkit as rl
 from rlkit import collectives
@@ -60,8 +60,9 @@ def main(folder: Path, kind_of_engine: str, kind: str) -> None:
     kept = torch.distributed.is_initialized() == initialized
     total = collectives.sums({"ranks": 1.0})["ranks"]
     result = {"gaps": gaps, "tokens": tokens, "weights": weights, "kept": kept, "ranks": total}
-    torch.save(result, folder / f"engine-rank{world.rank}.pt")
+    torch.save(result, folder / f"{kind}-rank{world.rank}.pt")
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2], sys.argv[3])
+    for kind in sys.argv[3:]:
+        main(Path(sys.argv[1]), sys.argv[2], kind)

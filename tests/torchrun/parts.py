@@ -4,13 +4,12 @@ import json
 from pathlib import Path
 
 import torch
-from builders import BOS, CONTEXT, EOS, PAD, VOCABULARY, character_tokenizer, gpt2_with_dropout, llama
+from builders import character_tokenizer, gpt2_with_dropout, llama
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
     get_optimizer_state_dict,
 )
-from transformers import LlamaConfig, LlamaForCausalLM
 
 import rlkit as rl
 from rlkit import collectives
@@ -26,24 +25,8 @@ def make_policy(kind: str, *, seed: int = 0) -> rl.Policy:
     """A random policy of a few thousand parameters."""
     if kind == "gpt2":  # dropout everywhere, tied embeddings
         model = gpt2_with_dropout(seed=seed)
-    elif kind == "tied":
-        torch.manual_seed(seed)
-        config = LlamaConfig(
-            vocab_size=len(VOCABULARY),
-            hidden_size=16,
-            intermediate_size=24,
-            num_hidden_layers=2,
-            num_attention_heads=2,
-            max_position_embeddings=CONTEXT,
-            initializer_range=0.3,
-            tie_word_embeddings=True,
-            pad_token_id=PAD,
-            bos_token_id=BOS,
-            eos_token_id=EOS,
-        )
-        model = LlamaForCausalLM(config)
     else:
-        model = llama(seed=seed)
+        model = llama(seed=seed, tied=kind == "tied")
     if kind == "lora":
         from peft import LoraConfig, get_peft_model
 
