@@ -55,6 +55,7 @@ def test_rewards_of_a_notebook(tmp_path):
         text = run("print(rl.score(rollout, [hangs, Judge()], timeout={'hangs': 4.0}).parts.T.tolist())")
         assert "[[1.0, nan, 1.0], [1.0, 1.0, 1.0]]" in text and "runs in a thread" not in text
 
+        (tmp_path / "begun").unlink()  # of the call before, whose process was killed
         client.execute("rl.score(rollout, hangs, timeout=3600.0)")
         until((tmp_path / "begun").exists, "the call")
         manager.interrupt_kernel()
