@@ -69,6 +69,13 @@ SAME = {
         "def sqrt(x):\n    return 7",
         "y = sqrt(4)",
     ],
+    "an import instead of a function": ["def sqrt(x):\n    return 7", "from math import sqrt", "a = sqrt(4)"],
+    "a star import instead of a function": [
+        "def sqrt(x):\n    return 7\ndef sqrt(x):\n    return 8",
+        "from math import *",
+        "a = sqrt(4)",
+    ],
+    "a constant instead of a function": ["def f(x):\n    return 7\nf = 3", "a = f"],
     "star import after": ["print(1)", "def sqrt(x):\n    return 7", "a = sqrt(4)", "from math import *", "b = sqrt(4)"],
     "random default": [
         "import random\nrandom.seed(1)",
