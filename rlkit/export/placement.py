@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from rlkit.export.analysis import Program, Unit, words
 from rlkit.export.awaits import SCRIPT
-from rlkit.export.handed import BUILTINS, handed_on, is_definition
+from rlkit.export.handed import BUILTINS, Definition, handed_on, is_definition
 from rlkit.export.syntax import is_import, is_setting, is_standard, root, roots
 
 PROVIDED = frozenset(
@@ -88,7 +88,8 @@ class _Placer:
 
     def _up(self, unit: Unit) -> None:
         self.module.add(unit)
-        self.names |= unit.binds
+        named = {node.name for node in unit.nodes if isinstance(node, Definition)}
+        self.names |= named or unit.binds  # what a function declares global it binds when it is called
 
     def _run(self, unit: Unit) -> None:
         self.running = True

@@ -61,6 +61,12 @@ SAME = {
     "redefined function": ["def f():\n    return 1", "a = f()", "def f():\n    return 2", "b = f()"],
     "default from a run cell": ["import math\nm = math.sqrt(4)\nprint(m)", "def f(x=m):\n    return x", "y = f()"],
     "global counter": ["n = 0\ndef count():\n    global n\n    n += 1", "count()\ncount()"],
+    "a default that a function may replace": [
+        "n = len('ab')",
+        "def reset():\n    global n\n    n = 0",
+        "def f(x=n):\n    return x",
+        "y = f()",
+    ],
     "late import": ["print(1)", "import math", "def root(x):\n    return math.sqrt(x)", "y = root(9)"],
     "a builtin's name": ["a = len('abc')", "def len(x):\n    return 7", "b = len('abc')"],
     "a name that meant something else": [
