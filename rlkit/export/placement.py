@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from rlkit.export.analysis import Program, Unit, words
 from rlkit.export.awaits import SCRIPT
-from rlkit.export.handed import BUILTINS, handed_on, is_definition
+from rlkit.export.handed import BUILTINS, Definition, handed_on, is_definition
 from rlkit.export.syntax import is_import, is_setting, is_standard, root, roots
 
 PROVIDED = frozenset(
@@ -52,6 +52,7 @@ class _Placer:
         self.names: set[str] = set()  # bound at module level
         self.imported: set[str] = set()
         self.steady: set[str] = set()  # names from modules whose answers do not depend on when they are asked
+        self.below: set[str] = set()  # bound in the guarded block
         self.read: set[str] = set()  # by what has run
         self.later: dict[str, set[str]] = {}  # what a name reads when it is called
         self.hooked: set[str] = set()  # classes that notice it when others are made from them
@@ -87,11 +88,13 @@ class _Placer:
 
     def _up(self, unit: Unit) -> None:
         self.module.add(unit)
-        self.names |= unit.binds
+        named = {node.name for node in unit.nodes if isinstance(node, Definition)}
+        self.names |= named or unit.binds  # what a function declares global it binds when it is called
 
     def _run(self, unit: Unit) -> None:
         self.running = True
         self.star |= unit.star
+        self.below |= unit.binds
         self.read |= self._reads(unit)
 
     def _reads(self, unit: Unit) -> set[str]:
@@ -109,8 +112,12 @@ class _Placer:
     def _once(self, unit: Unit) -> bool:
         return all(self.bound[name] == 1 and name not in self.read for name in unit.binds) and not self.star
 
+    def _nothing_before(self, unit: Unit) -> bool:
+        """True if nothing has run that a unit could be needed after, and no function that it replaces stays below."""
+        return not (self.running or unit.binds & self.below or (unit.star and self.below))
+
     def _movable(self, unit: Unit) -> None:
-        if not self.running:
+        if self._nothing_before(unit):
             self._up(unit)
         elif self._once(unit) and self._known(unit.now):
             self.optional.add(unit)
@@ -120,7 +127,7 @@ class _Placer:
 
     def _import(self, unit: Unit) -> None:
         standard = all(is_standard(node) for node in unit.nodes)
-        if not self.running or (standard and not unit.star):
+        if self._nothing_before(unit) or (standard and not unit.star):
             self._movable(unit)
             if unit in self.module:
                 self.imported |= unit.binds
@@ -152,6 +159,7 @@ class _Placer:
         if reason:
             self.reasons[node.name] = reason
             self.read |= unit.now
+            self.below |= unit.binds
             if not steady:
                 self._run(unit)
         else:

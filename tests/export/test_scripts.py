@@ -61,6 +61,12 @@ SAME = {
     "redefined function": ["def f():\n    return 1", "a = f()", "def f():\n    return 2", "b = f()"],
     "default from a run cell": ["import math\nm = math.sqrt(4)\nprint(m)", "def f(x=m):\n    return x", "y = f()"],
     "global counter": ["n = 0\ndef count():\n    global n\n    n += 1", "count()\ncount()"],
+    "a default that a function may replace": [
+        "n = len('ab')",
+        "def reset():\n    global n\n    n = 0",
+        "def f(x=n):\n    return x",
+        "y = f()",
+    ],
     "late import": ["print(1)", "import math", "def root(x):\n    return math.sqrt(x)", "y = root(9)"],
     "a builtin's name": ["a = len('abc')", "def len(x):\n    return 7", "b = len('abc')"],
     "a name that meant something else": [
@@ -69,6 +75,13 @@ SAME = {
         "def sqrt(x):\n    return 7",
         "y = sqrt(4)",
     ],
+    "an import instead of a function": ["def sqrt(x):\n    return 7", "from math import sqrt", "a = sqrt(4)"],
+    "a star import instead of a function": [
+        "def sqrt(x):\n    return 7\ndef sqrt(x):\n    return 8",
+        "from math import *",
+        "a = sqrt(4)",
+    ],
+    "a constant instead of a function": ["def f(x):\n    return 7\nf = 3", "a = f"],
     "star import after": ["print(1)", "def sqrt(x):\n    return 7", "a = sqrt(4)", "from math import *", "b = sqrt(4)"],
     "random default": [
         "import random\nrandom.seed(1)",
