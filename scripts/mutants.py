@@ -208,7 +208,7 @@ MUTANTS = [
     Mutant("view: the mean of the others holds the row itself", "view/arithmetic.py", "values - (total - values) / (count - 1)", "values - total / count", "view/test_data.py"),
     Mutant("view: any advantage is called leave-one-out", "view/arithmetic.py", "return bool(np.all(np.abs(left - right) <= TOLERANCE * size)) if len(left) else True", "return True", "view/test_data.py"),
     Mutant("view: looks that nobody pays for", "view/budget.py", "+ seconds / SHARE", "+ seconds", "view/test_budget.py"),
-    Mutant("view: waiting for a core pays for looks", "view/budget.py", "- before - waited)", "- before)", "view/test_budget.py"),
+    Mutant("view: waiting for a core pays for looks", "view/budget.py", "passed - waited)", "passed)", "view/test_budget.py"),
     Mutant("view: masked tokens set the scale", "view/lens.py", "used = np.abs(sizes[counts & np.isfinite(sizes)])", "used = np.abs(sizes[np.isfinite(sizes)])", "view/test_data.py"),
     Mutant("view: credit forgets the sign of the advantage", "view/lens.py", "advantage * (new - before)", "abs(advantage) * (new - before)", "view/test_data.py"),
     Mutant("view: NaN in an answer", "view/values.py", 'return "NaN" if math.isnan(value) else', "return value if math.isnan(value) else", "view/test_data.py view/test_panel.py"),

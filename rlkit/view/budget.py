@@ -8,7 +8,8 @@ and not the loop slow. What is not charged is sending, in a thread of the kernel
 
 The loop's time is that of the clock on the wall, without the time in which its thread waited for a core: on a machine
 with other work, where the loop gets a third of a core, a view that went by the wall would take three hundredths of it.
-Linux says how long a thread waited; elsewhere the wall's time counts.
+Linux says how long a thread waited; elsewhere the wall's time counts. A twentieth of the wall's time counts in any
+case: a loop that gets less of a core than that hardly goes on, and somebody wants to see why.
 
 Left out: a share that one can set. Who wants fresher numbers asks for them: `dash.refresh()`.
 """
@@ -21,6 +22,7 @@ from types import TracebackType
 from rlkit.run.loop import thread_in_step
 
 SHARE = 0.01  # of the loop's time
+LEAST = 0.05  # of the wall's time counts as the loop's in any case
 PAUSE = 0.5  # seconds between two looks, at least
 
 
@@ -70,8 +72,9 @@ class Budget:
         before, thread_before, waited_before = self._clocks
         thread = thread_in_step()
         self._clocks = time.monotonic(), thread, seconds_without_a_core(thread)
+        passed = self._clocks[0] - before
         waited = self._clocks[2] - waited_before if thread == thread_before else 0.0
-        self._worked += max(0.0, self._clocks[0] - before - waited)
+        self._worked += max(LEAST * passed, passed - waited)
 
     @property
     def owes(self) -> bool:

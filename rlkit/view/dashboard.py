@@ -22,7 +22,7 @@ from typing import Any
 
 from rlkit.run.reader import RunReader
 from rlkit.run.run import Run
-from rlkit.view.budget import Budget
+from rlkit.view.budget import PAUSE, Budget
 from rlkit.view.frontend import FrontEnd, front_end, missing, shell
 from rlkit.view.panels import History
 from rlkit.view.static import advice, as_page, as_text
@@ -201,10 +201,9 @@ class Dashboard:
             shell().events.register("post_run_cell", self._after_cell)
 
     def _watch(self) -> None:
-        self._lock.waive()
-        opened = False
-        while not self._closed.wait(self._lock.pause()):
-            if self._lock.owes:
+        opened = False  # a run's first numbers are shown at once, whatever the cell before has cost
+        while not self._closed.wait(self._lock.pause() if opened else PAUSE):
+            if opened and self._lock.owes:
                 continue
             with self._lock:
                 news = self.refresh()

@@ -57,6 +57,14 @@ def test_a_look_is_paid_for_before_the_next_one(monkeypatch, cost, core):
         assert budget.spent > 0.009 * worked - cost
 
 
+def test_a_loop_that_gets_no_core_is_still_looked_at(monkeypatch):
+    machine = Machine(monkeypatch)
+    budget = Budget()
+    machine.look(budget, 0.03)
+    machine.go_on(61, 0.0)
+    assert not budget.owes  # 100 times 0.03 s at a twentieth of the wall's time
+
+
 def test_a_long_rest_buys_no_hurry(monkeypatch):
     machine = Machine(monkeypatch)
     budget = Budget()
