@@ -305,10 +305,10 @@ def test_an_engine_that_sleeps_wakes_before_its_end(make, monkeypatch):
 
 RANKS = """
 import os, sys
-sys.path[:0] = [{tests!r}, {tests!r} + "/engines"]
+sys.path.insert(0, {tests!r})
 import torch
 import rlkit as rl
-from engine_models import vllm_policy
+from builders import vllm_policy
 world = rl.setup(seed=0)
 policy, optimizer = world.prepare(vllm_policy(), lambda params: torch.optim.SGD(params, lr=0.1))
 told = {{name: os.environ[name] for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")}}

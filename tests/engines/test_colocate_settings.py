@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from engines.engine_models import vllm_policy
+from builders import vllm_policy
 
 from rlkit.engines.colocate_settings import checked_length, checked_lora, llm_settings
 from rlkit.engines.guests import settings_kept
