@@ -201,13 +201,14 @@ class Run:
         self._keeper.track(policy, optimizer, scheduler, prompts, vstar, keep, best)
 
     def save(self) -> Path:
-        """Write a checkpoint of the finished steps; every process calls it.
+        """Write a checkpoint of the finished steps; every process calls it. In the loop's body call it after `log`, by
+        which the step is done.
 
         Raises:
             RuntimeError: nothing is tracked.
         """
         counters = {
-            "step": self.step,
+            "step": self.step + 1 if self._logged_step == self.step else self.step,
             "logged_step": self._logged_step,
             "tokens": self._counters.tokens,
             "reward_calls": self._counters.reward_calls,

@@ -17,8 +17,15 @@ ROWS = [{"prompt": f"{a}+{b}="} for a in range(4) for b in range(3)]
 STEPS, HALF = 4, 2
 
 
-def train(path, steps, *, resume=None):
-    """Up to `steps` steps with everything that has a state; returns the state of all of it at the end."""
+class Died(Exception):
+    """What a loop is left by."""
+
+
+def train(path, steps, *, resume=None, dies_in=None):
+    """Up to `steps` steps with everything that has a state; returns the state of all of it at the end.
+
+    In the step `dies_in`, when it is logged, the loop saves and fails.
+    """
     rl.setup(seed=1)
     policy = tiny_policy(layers=1)
     optimizer = torch.optim.AdamW(policy.trainable_parameters(), lr=1e-2)
@@ -35,6 +42,10 @@ def train(path, steps, *, resume=None):
         update = rl.loss_step(policy, optimizer, rollout, advantages, scheduler=scheduler)
         drawn = np.random.rand() + float(torch.rand(()))  # noqa: NPY002 - what a reward may draw from
         run.log(step, rollout, scores, advantages, update, drawn=drawn)
+        if step == dies_in:
+            run.save()
+            unlock(run.path)
+            raise Died
     unlock(run.path)
     return {
         "metrics": (run.path / "metrics.jsonl").read_bytes(),
@@ -59,6 +70,14 @@ def test_steps_after_the_checkpoint_are_done_again(whole, tmp_path):
     train(tmp_path / "run", STEPS - 1)
     (tmp_path / "run" / "ckpt" / "latest").write_text(f"step-{HALF:06d}\n")
     made_at(tmp_path / "made", HALF).rename(tmp_path / "run" / "ckpt" / f"step-{HALF:06d}")
+    assert_identical(train(tmp_path / "run", STEPS, resume="auto"), whole)
+
+
+def test_a_checkpoint_of_the_loop_s_own_holds_the_step_that_was_logged(whole, tmp_path):
+    """It was of the step before: the weights of the step were in it, and the resumed run could not log the step."""
+    with pytest.raises(Died):
+        train(tmp_path / "run", STEPS, dies_in=HALF - 1)
+    assert [path.name for path in (tmp_path / "run" / "ckpt").glob("step-*")] == [f"step-{HALF:06d}"]
     assert_identical(train(tmp_path / "run", STEPS, resume="auto"), whole)
 
 
