@@ -227,7 +227,7 @@ def test_same_settings_give_the_same_file_and_the_header_asks_for_what_was_said(
         "--qos=high",
     ]
     assert text.index("set -euo pipefail") > text.rindex("#SBATCH")
-    assert text.startswith("#!/bin/bash\n#SBATCH")
+    assert text.startswith("#!/bin/bash\n# Written by `rlkit export`")  # by which a file of rlkit's is known again
 
 
 def test_cpus_instead_of_whole_nodes_reach_sbatch_and_srun():

@@ -148,23 +148,6 @@ def test_a_lock_is_given_back_by_its_owner_only(tmp_path):
     assert (tmp_path / "lock").read_text() == theirs
 
 
-def test_a_lock_that_another_process_took_from_the_dead_first_is_not_taken_from_it(tmp_path, monkeypatch):
-    """Between the look at the dead owner and the move of its lock."""
-    theirs = json.dumps({"host": socket.gethostname(), "pid": os.getppid()})
-    (tmp_path / "lock").write_text(json.dumps({"host": socket.gethostname(), "pid": dead_pid()}))
-    rename = os.rename
-
-    def late_rename(source, target):
-        if Path(source).name == "lock":
-            Path(source).write_text(theirs)
-        rename(source, target)
-
-    monkeypatch.setattr(os, "rename", late_rename)
-    with pytest.raises(RuntimeError, match=f"in use by process {os.getppid()}"):
-        lock(tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["lock"] and (tmp_path / "lock").read_text() == theirs
-
-
 def test_resume_touches_nothing_in_a_folder_that_someone_works_on(tmp_path, policy):
     """A checkpoint that its owner writes at this moment is not given its name by a newcomer."""
 
