@@ -2,11 +2,13 @@
 
 import copy
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 import torch.distributed as dist
 
+from rlkit.engines.leftovers import remove_left_by_vllm
 from rlkit.engines.memory import vllm_memory
 from rlkit.engines.server_settings import offered_rank
 from rlkit.engines.weights import check_plain_lora, is_quantised
@@ -177,6 +179,8 @@ def tensor_parallel_group(size: int) -> Any:
     """The neighbouring processes that share an engine with this one; None if it has its own."""
     if size == 1:
         return None
-    world = dist.get_world_size()
-    group, _ = dist.new_subgroups_by_enumeration([list(range(s, s + size)) for s in range(0, world, size)])
+    groups = [list(range(start, start + size)) for start in range(0, dist.get_world_size(), size)]
+    remove_left_by_vllm(Path("/dev/shm"), groups[dist.get_rank() // size])
+    dist.barrier()  # no process makes its own before all have looked
+    group, _ = dist.new_subgroups_by_enumeration(groups)
     return group

@@ -11,6 +11,7 @@ import contextlib
 import os
 import shutil
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 
 NAMESPACE = Path("/proc/self/ns/pid")
@@ -39,6 +40,17 @@ def remove_left(folder: Path, prefix: str) -> None:
         else:
             with contextlib.suppress(OSError):
                 entry.unlink()
+
+
+def remove_left_by_vllm(folder: Path, ranks: Iterable[int]) -> None:
+    """Delete the memory that an engine which these processes shared has left in /dev/shm when it was killed.
+
+    vLLM for CPUs names it by the ranks alone under torchrun, so each later engine of as many processes would end with
+    "create shm in SHMManager failed. errno: 17". An engine that lives has the memory and needs its name no more.
+    """
+    for file in folder.glob(f"-tp:*-[[]{'-'.join(map(str, ranks))}[]]-cpushm_*"):
+        with contextlib.suppress(OSError):
+            file.unlink()
 
 
 def _namespace() -> int:

@@ -6,8 +6,8 @@ the prefix cache, from a fixed small set of tokens S, so that the rows of the he
 
     logp = log softmax over S of (hidden @ head[S] / temperature)
 
-If the two disagree, each known fault is put to the test: the same answer bit for bit as before the update (the weights
-never arrived); the trainer's numbers at temperature 1; an answer that becomes right without the prefix cache; numbers
+If the two disagree, each known fault is put to the test: the same answer as before the update (the weights never
+arrived); the trainer's numbers at temperature 1; an answer that becomes right without the prefix cache; numbers
 that fit the trainer's hidden states with the head of an earlier transfer.
 """
 
@@ -125,7 +125,7 @@ class Probe:
         self.gap_mean, self.gap_max = float(gap.mean()), float(gap.max())
         same_as_before = self._is_answer_of_before(answer)
         if same_as_before or not self._close(gap):
-            fault = self._fault(answer, same_as_before)
+            fault = self._fault(answer)
             raise ProbeError(
                 f"{self._engine.name}: on a probe its log-probabilities are {self.gap_mean:.2g} nats from the "
                 f"trainer's (at most {self.gap_max:.2g}) after the weights of version {answer.version} went over: "
@@ -135,11 +135,13 @@ class Probe:
         self._heads = [self._heads[0], rows] if self._heads else [rows]
         self._before, self._passed = answer, True
 
-    def _fault(self, answer: _Answer, same_as_before: bool) -> str:
-        if same_as_before and self._before is not None:
+    def _fault(self, answer: _Answer) -> str:
+        before = self._before
+        # Not bit for bit: a server on a busy machine draws in other batches, which rounds otherwise.
+        if before is not None and before.tokens == answer.tokens and self._close((answer.engine - before.engine).abs()):
             return (
-                f"stale weights, it answers bit for bit as it did with version {self._before.version}. The transfer "
-                "was lost, or an adapter is ignored. Close the engine and make a new one."
+                f"stale weights, it answers as it did with version {before.version}. The transfer was lost, or an "
+                "adapter is ignored. Close the engine and make a new one."
             )
         if self._close((self._score(answer.tokens, raw=True) - answer.engine).abs()):
             return (
@@ -158,7 +160,7 @@ class Probe:
                     "stale head, its numbers fit the trainer's hidden states with the head of an earlier version. A "
                     "tied head must be in the stream of weights under its own name (rlkit.engines.weights)."
                 )
-        if self._before is None:
+        if before is None:
             return (
                 "wrong model, the weights that it draws with were never the policy's. Start the engine from the "
                 "policy's own model; if it is, vLLM loads this architecture otherwise than transformers does."

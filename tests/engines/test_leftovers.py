@@ -6,7 +6,7 @@ import tempfile
 
 import pytest
 
-from rlkit.engines.leftovers import mine, remove_left, scratch_folder
+from rlkit.engines.leftovers import mine, remove_left, remove_left_by_vllm, scratch_folder
 
 PREFIX = "rlkit-test-"
 GONE = 999_999_999  # above the largest process id that Linux gives
@@ -63,3 +63,12 @@ def test_a_process_that_is_killed_leaves_a_folder_that_the_next_one_removes(fold
     assert left.exists()
     remove_left(folder, PREFIX)
     assert not left.exists()
+
+
+def test_what_a_killed_engine_of_the_same_processes_has_shared_goes(tmp_path):
+    """vLLM for CPUs names it by the ranks; the next engine could not make its own."""
+    stay = {"-tp:1-[0-1-2-3]-cpushm_0", "-tp:1-[2-3]-cpushm_0", "psm_0-1"}
+    for name in stay | {"-tp:1-[0-1]-cpushm_0", "-tp:2-[0-1]-cpushm_1"}:
+        (tmp_path / name).write_text("x")
+    remove_left_by_vllm(tmp_path, [0, 1])
+    assert {file.name for file in tmp_path.iterdir()} == stay
