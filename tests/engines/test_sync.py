@@ -173,6 +173,20 @@ def test_a_small_step_that_never_arrived_is_told_by_the_same_answer(engine):
     assert 1e-4 < engine.probe.gap_max < 5e-4
 
 
+def test_stale_weights_are_told_though_the_engine_rounds_otherwise(engine, monkeypatch):
+    """As a server does that is busy and draws in other batches."""
+    step(engine, lr=0.1)
+    engine.change, draw_probe = without("model", "lm_head"), engine.draw_probe
+
+    def rounded(*arguments, **settings):
+        groups = draw_probe(*arguments, **settings)
+        return [[one._replace(logp=[value - 1e-6 for value in one.logp]) for one in group] for group in groups]
+
+    monkeypatch.setattr(engine, "draw_probe", rounded)
+    with pytest.raises(ProbeError, match="stale weights, it answers as it did with version 0"):
+        draw(engine)
+
+
 def test_a_stale_cache_is_told_apart(engine):
     step(engine, lr=0.1)
     engine.keeps_cache = True
