@@ -133,6 +133,7 @@ def test_no_expression_hangs_a_run(on_timeout, caplog):
     got = hanging([r"\boxed{1}", *HANGS, r"\boxed{1}"], answer=["1", *golds, "1"])  # it comes back: each is bounded
     assert got[0] == got[3] == 1.0 and all(value in (on_timeout, 0.0) for value in got[1:3])
     assert on_timeout in got[1:3] and "math-verify failed on" in caplog.text
+    accuracy([r"\boxed{1}"], answer=["1"])
     (other,) = psutil.Process(math_process.pid).children()
     assert other != judge and not judge.is_running()  # another one took its place, and it is gone
 
