@@ -242,10 +242,11 @@ def test_while_a_function_blocks_the_clocks_of_the_others_stand(release):
 
     async def judge(completions):
         asked.append("judge")
+        await asyncio.sleep(0.05)  # the loop is blocked when this is over
         await asyncio.sleep(0.05)
         return [2.0] * len(completions)
 
-    scores = in_time(lambda: rl.score(ROLLOUT, [judge, blocking(release, how_long=2.0)], timeout={"judge": 1.0}))
+    scores = in_time(lambda: rl.score(ROLLOUT, [judge, blocking(release, how_long=3.0)], timeout={"judge": 2.0}))
     assert scores.parts.tolist() == [[2.0, 1.0]] * 4 and asked == ["judge"]
 
 

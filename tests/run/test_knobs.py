@@ -220,12 +220,12 @@ def test_a_checkpoint_without_numbers_is_resumed(run, policy):
 # --- changes after the last checkpoint ---
 
 
-def train(run, policy, optimizer, steps, *, send_at=(), beta=0.1):
-    """A loop that saves at steps 2, 4, ...; `send_at`: {step: (name, value)} that come in the middle of these steps."""
+def train(run, policy, optimizer, steps, *, send_at=(), beta=0.1, every=2):
+    """A loop that saves at steps 2, 4, ... (of `every`); `send_at`: {step: (name, value)} that come in the middle of these steps."""
     run.track(policy, optimizer)
     knobs = run.knobs(beta=beta, learning_rate=optimizer)
     run.resume()
-    for step, _ in run.steps(range(99), steps, save_every=2, progress=False):
+    for step, _ in run.steps(range(99), steps, save_every=every, progress=False):
         run.log(step, drawn=float(torch.rand(()) * knobs.beta), rate=optimizer.param_groups[0]["lr"])
         for name, value in dict(send_at).get(step, {}).items():
             send(run.path, "set", name=name, value=value)
@@ -281,16 +281,17 @@ def test_steps_that_are_done_again_see_the_changes_that_they_saw(tmp_path, polic
 
 
 def test_a_new_change_and_a_new_declaration_are_newer_than_the_notes(tmp_path, policy, capsys):
+    """It goes back to step 3; the change of step 4 is not that of the loop's declaration, that of step 5 is older."""
     one = start(tmp_path / "run", policy)
-    killed(one[0], train(*one, 9, send_at={4: {"beta": 0.7}, 5: {"learning_rate": 0.01}}), after=7 - 2)
-    two = start(tmp_path / "run", policy)  # goes back to step 4; beta is changed before its old change comes
-    killed(two[0], train(*two, 9, send_at={3: {}, 4: {"learning_rate": 0.5}}, beta=0.2), after=5)
+    killed(one[0], train(*one, 9, send_at={3: {"beta": 0.7}, 4: {"learning_rate": 0.01}}, every=3), after=5)
+    two = start(tmp_path / "run", policy)
+    killed(two[0], train(*two, 9, send_at={3: {"learning_rate": 0.5}}, beta=0.2, every=3), after=5)
     assert "beta is not set to 0.7 again: declared now as 0.2, then as 0.1" in capsys.readouterr().out
     last = start(tmp_path / "run", policy)
-    list(train(*last, 8, beta=0.2))
+    list(train(*last, 8, beta=0.2, every=3))
     found = last[0].metrics
-    assert found["knobs/beta"].tolist() == [0.1] * 4 + [0.2] * 4
-    assert found["knobs/learning_rate"].tolist() == [0.1] * 5 + [0.5] * 3  # not 0.01 from step 6 on
+    assert found["knobs/beta"].tolist() == [0.1] * 3 + [0.2] * 5
+    assert found["knobs/learning_rate"].tolist() == [0.1] * 4 + [0.5] * 4  # not 0.01 from step 5 on
 
 
 def test_notes_of_nonsense_and_of_numbers_that_are_gone_are_skipped(tmp_path, policy, capsys):
