@@ -221,7 +221,7 @@ def test_a_checkpoint_without_numbers_is_resumed(run, policy):
 
 
 def train(run, policy, optimizer, steps, *, send_at=(), beta=0.1, every=2):
-    """A loop that saves every so many steps; `send_at`: {step: {name: value}} that come in the middle of these steps."""
+    """A loop that saves every so many steps; `send_at`: {step: {name: value}} that come in the middle of them."""
     run.track(policy, optimizer)
     knobs = run.knobs(beta=beta, learning_rate=optimizer)
     run.resume()
