@@ -75,7 +75,8 @@ def load_policy(
     if config.is_encoder_decoder:
         raise ValueError(SEQ2SEQ.format(name=name, kind=config.model_type))
     try:
-        loaded: Any = _load_model(source, dtype, files | model_kwargs)
+        known = {"config": config} if is_gguf and not model_kwargs else {}  # each look into a GGUF file takes seconds
+        loaded: Any = _load_model(source, dtype, files | known | model_kwargs)
         if tokenizer is None or isinstance(tokenizer, str):
             files = {} if tokenizer else files
             try:
