@@ -1,5 +1,6 @@
 """What the records of a step share: a table for people, and a file for later that needs no model and runs no code."""
 
+import abc
 import html
 import io
 import os
@@ -40,15 +41,16 @@ def text_of(value: Prompt) -> str:
     return "\n".join(parts)
 
 
-class Record:
-    """What the four records share: a table for people, a file for later."""
+class Record(abc.ABC):
+    """What the records share: a table for people, a file for later."""
 
+    @abc.abstractmethod
     def to_pandas(self) -> "pd.DataFrame":
         """One row per prompt or completion."""
-        raise NotImplementedError  # each record has its own
 
+    @abc.abstractmethod
     def _headline(self) -> str:
-        raise NotImplementedError
+        """What the record holds, in one line."""
 
     def _repr_html_(self) -> str:
         frame = self.to_pandas().head(8)
