@@ -9,6 +9,7 @@ A generator or another one-time iterator is refused: it cannot be read a second 
 resumed run could have it.
 """
 
+import json
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -71,6 +72,10 @@ def any_rows(dataset: Any, where: str) -> Rows:
         )
     if not len(dataset):
         raise ValueError(f"{where}: the dataset is empty.")
+    if isinstance(dataset, list) and all(isinstance(row, Mapping) for row in dataset):
+        columns = dict.fromkeys(name for row in dataset for name in row)
+        if any(len(row) < len(columns) for row in dataset):  # as in a table: None where a row lacks a column
+            dataset = [dict.fromkeys(columns) | dict(row) for row in dataset]
     return dataset
 
 
@@ -126,10 +131,16 @@ def _rows_of_frame(frame: Any, where: str) -> list[dict[str, Any]]:
     if not frame.columns.is_unique:
         raise ValueError(f"{where}: the frame has a column twice: {list(frame.columns)}.")
     plain = frame.astype(object).where(frame.notna(), None)
-    return [
-        {str(name): cell.tolist() if hasattr(cell, "tolist") else cell for name, cell in row.items()}
-        for row in plain.to_dict("records")
-    ]
+    return [{str(name): _plain_cell(cell) for name, cell in row.items()} for row in plain.to_dict("records")]
+
+
+def _plain_cell(value: Any) -> Any:
+    """A cell with lists in place of arrays, at every depth: pandas reads nested columns of Parquet back as arrays."""
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if isinstance(value, Mapping):
+        return {key: _plain_cell(item) for key, item in value.items()}
+    return [_plain_cell(item) for item in value] if isinstance(value, list) else value
 
 
 def _read(path: Path, where: str) -> Any:
@@ -155,14 +166,26 @@ def _read(path: Path, where: str) -> Any:
             f"Dataset.save_to_disk; found {sorted({file.suffix for file in files}) or 'no such file'}."
         )
     place = {"data_dir": str(path)} if path.is_dir() else {"data_files": {"train": str(path)}}
+    kind = kinds.pop()
     try:
-        found = datasets.load_dataset(kinds.pop(), **place)
+        found = datasets.load_dataset(kind, **place)
     except (datasets.exceptions.DatasetsError, OSError, ValueError, StopIteration) as error:
         why = str(error.__cause__ or error)
         if not why or "corresponds to no data" in why:
             why = "there is no row in it."
         raise ValueError(f"{where}: {str(path)!r} could not be read: {why}") from error
-    return _one_split(found, path, where)
+    found = _one_split(found, path, where)
+    if kind == "json" and "timestamp[" in str(found.features):  # JSON has no dates: texts that look like one stay texts
+        return [row for file in files for row in _json_rows(file.read_text(encoding="utf-8-sig"))]
+    return found
+
+
+def _json_rows(text: str) -> list[dict[str, Any]]:
+    try:
+        rows = json.loads(text)
+    except ValueError:
+        rows = [json.loads(line) for line in text.split("\n") if line.strip()]
+    return rows if isinstance(rows, list) else [rows]
 
 
 def _one_split(found: Any, path: Path, where: str) -> Any:
