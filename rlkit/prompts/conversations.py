@@ -99,22 +99,21 @@ class ChatTemplate:
             own = dict(message)
             if message["content"].strip():
                 own["content"] = f"rlkit{number}message"
-                marks.append((number, own["content"], "message"))
+                marks.append((number, own["content"], message["content"].strip()))
             if calls := message.get("tool_calls"):
-                own["tool_calls"], names = _mark_calls(calls, number)
-                marks += [(number, name, "a tool call of message") for name in names]
+                own["tool_calls"], found = _mark_calls(calls, number)
+                marks += [(number, mark, name) for mark, name in found.items()]
             marked.append(own)
         key = hash(repr((marked, kwargs)))
         if key in self._known:
             return
         text = self._apply(marked, kwargs)
         before, end = 0, -1
-        for number, mark, what in marks:
-            role, place = messages[number]["role"], text.find(mark)
+        for number, mark, meant in marks:
+            role, place, is_call = messages[number]["role"], text.find(mark), mark.endswith("call")
             if place < 0:
-                lost = messages[number]["content"].strip() if what == "message" else str(messages[number]["tool_calls"])
-                raise _left_out(f"{what} {number}, of role {role!r}", lost)
-            if what != "message" or (number == 0 and role in SYSTEM_ROLES):
+                raise _left_out(f"{'a tool call of ' * is_call}message {number}, of role {role!r}", meant)
+            if is_call or (number == 0 and role in SYSTEM_ROLES):
                 continue  # Mistral writes the system message at the beginning into the last user message
             if place < end:
                 moved = before if messages[before]["role"] in SYSTEM_ROLES or role in TOOL_ROLES else number
@@ -148,18 +147,18 @@ def _is_empty(message: Mapping[str, Any]) -> bool:
     return not message["content"] and not message.get("tool_calls")
 
 
-def _mark_calls(calls: Any, number: int) -> tuple[Any, list[str]]:
-    """Tool calls with marks in place of the functions' names, in either form that templates read; and the marks."""
-    marked, names = [], []
+def _mark_calls(calls: Any, number: int) -> tuple[Any, dict[str, str]]:
+    """Tool calls with marks in place of the functions' names, in either form that templates read; name by mark."""
+    marked, names = [], {}
     for place, call in enumerate(calls if isinstance(calls, (list, tuple)) else []):
-        inner = call.get("function") if isinstance(call, Mapping) else None
-        name = f"rlkit{number}call{place}x"
-        if isinstance(inner, Mapping) and "name" in inner:
-            call, names = {**call, "function": {**inner, "name": name}}, [*names, name]
-        elif isinstance(call, Mapping) and "name" in call:
-            call, names = {**call, "name": name}, [*names, name]
+        mark, own = f"rlkit{number}x{place}call", call
+        if isinstance(call, Mapping) and isinstance(call.get("function"), Mapping):
+            own = call["function"]
+        if isinstance(own, Mapping) and "name" in own:
+            names[mark] = str(own["name"])
+            call = {**call, "name": mark} if own is call else {**call, "function": {**own, "name": mark}}
         marked.append(call)
-    return (marked, names) if names else (calls, [])
+    return marked or calls, names
 
 
 def check_unicode(text: str) -> None:
