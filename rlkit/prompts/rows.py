@@ -72,7 +72,7 @@ def any_rows(dataset: Any, where: str) -> Rows:
         )
     if not len(dataset):
         raise ValueError(f"{where}: the dataset is empty.")
-    if isinstance(dataset, list) and all(isinstance(row, Mapping) for row in dataset):
+    if isinstance(dataset, (list, tuple)) and all(isinstance(row, Mapping) for row in dataset):
         columns = dict.fromkeys(name for row in dataset for name in row)
         if any(len(row) < len(columns) for row in dataset):  # as in a table: None where a row lacks a column
             dataset = [dict.fromkeys(columns) | dict(row) for row in dataset]

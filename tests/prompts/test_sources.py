@@ -93,7 +93,7 @@ def asks(arguments, **more):
 
 # Every row has keys that the others lack, at several depths; a table gives each the keys of all, and None.
 NESTED = [
-    {"prompt": asks({"a": "1"}), "meta": {"x": 1}, "tests": [{"i": 1}, None, {"o": [None, {"p": 1}]}], "day": "2026-01-31"},
+    {"prompt": asks({"a": "1"}), "meta": {"x": 1}, "tests": [{"i": 1}, None, {"o": [None, {}]}], "day": "2026-01-31"},
     {"prompt": asks({"b": "2"}, name="add"), "meta": {"y": {"z": [1]}}, "tests": [], "day": "2026-02-01"},
     {"prompt": asks({"c": {"d": "3"}}), "meta": {"y": {"w": 1}}, "tests": None, "day": None},
     {"prompt": [{"role": "user", "content": "4"}], "chat_template_kwargs": {"loud": True}, "meta": None, "tests": [{}]},

@@ -189,10 +189,6 @@ class Tomorrow(datetime.datetime):
 ROWS = [{"prompt": [message("user", str(row))]} for row in range(4)]
 
 
-def day(date):
-    return f"Today Date: {date.strftime('%d %b %Y')}"
-
-
 @pytest.fixture
 def dated():
     template = "{{ 'Today Date: ' + strftime_now('%d %b %Y') }}{% for m in messages %}{{ m['content'] }}{% endfor %}"
@@ -212,10 +208,14 @@ def test_real_templates_write_the_date_of_the_tokenizer():
 def test_the_date_of_the_prompts_stays_when_midnight_passes(dated, monkeypatch):
     """Of the loader, of batches made without one, of evaluations, and of V*."""
     policy = dated()
+    policy.date = datetime.date(2024, 2, 29)
     loader = rl.PromptLoader(ROWS, policy, batch_size=2, shuffle=False)
     before, batch = loader.next_batch().token_ids, rl.make_batch(policy, ROWS)
     evaluate = lambda: rl.evaluate(policy, ROWS, lambda completions: [0.0] * 4, max_completion_length=1).rollout  # noqa: E731
     first = evaluate()
+    assert before[0][: len("Today Date: 29 Feb 2024")] == tuple(
+        policy.tokenizer("Today Date: 29 Feb 2024")["input_ids"]
+    )
     monkeypatch.setattr("transformers.utils.chat_template_utils.datetime", Tomorrow)
     monkeypatch.setattr(datetime, "datetime", Tomorrow)
     loader.next_batch()
