@@ -301,7 +301,7 @@ MUTANTS = [
     Mutant("the date of a checkpoint forgotten", "prompts/loader.py", "self._template.date = self._policy.date = ", "self._policy.date = ", "prompts/test_templates.py"),
     Mutant("a reference with a date of its own", "policy.py", "frozen.version, frozen.date = self.version, self.date", "frozen.version = self.version", "prompts/test_templates.py"),
     Mutant("keys of other rows in the prompt", IDENTITY, "{key: without_none(item) for key, item in value.items() if item is not None}", "{key: without_none(item) for key, item in value.items()}", "prompts/test_sources.py"),
-    Mutant("keys of other rows in a row's id", IDENTITY, "{key: _canonical(item) for key, item in value.items() if item is not None}", "{key: _canonical(item) for key, item in value.items()}", "prompts/test_sources.py"),
+    Mutant("keys of other rows in a row's id", IDENTITY, " if (form := _canonical(item)) is not None}", " if (form := _canonical(item)) is not ...}", "prompts/test_sources.py"),
     Mutant("a number that a table widened is another row", IDENTITY, "return int(value) if isinstance(value, float) and value.is_integer() else value", "return value", "prompts/test_sources.py"),
     Mutant("texts of JSON that look like dates become dates", "prompts/rows.py", 'if kind == "json" and', "if False and", "prompts/test_sources.py"),
     Mutant("a row of a list without a column that others have", "prompts/rows.py", "if any(len(row) < len(columns) for row in dataset):", "if False:", "prompts/test_sources.py"),

@@ -4,6 +4,7 @@ import datetime
 import decimal
 import hashlib
 import json
+import math
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -54,11 +55,13 @@ def plain_row(row: Mapping[str, Any]) -> dict[str, Any]:
 def _canonical(value: Any) -> Any:
     """A value in the one form that is hashed, whatever table it went through."""
     if isinstance(value, Mapping):
-        return {key: _canonical(item) for key, item in value.items() if item is not None}
+        return {key: form for key, item in value.items() if (form := _canonical(item)) is not None}
     if hasattr(value, "tolist"):  # arrays and tensors
         return _canonical(value.tolist())
     if isinstance(value, (list, tuple)):
         return [_canonical(item) for item in value]
+    if isinstance(value, float) and math.isnan(value):  # how pandas writes None
+        return None
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 

@@ -10,6 +10,7 @@ resumed run could have it.
 """
 
 import json
+import math
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -72,11 +73,18 @@ def any_rows(dataset: Any, where: str) -> Rows:
         )
     if not len(dataset):
         raise ValueError(f"{where}: the dataset is empty.")
+    dataset = plain_format(dataset)
     if isinstance(dataset, (list, tuple)) and all(isinstance(row, Mapping) for row in dataset):
         columns = dict.fromkeys(name for row in dataset for name in row)
         if any(len(row) < len(columns) for row in dataset):  # as in a table: None where a row lacks a column
             dataset = [dict.fromkeys(columns) | dict(row) for row in dataset]
     return dataset
+
+
+def plain_format(dataset: Any) -> Any:
+    """A dataset without `set_format("torch")` and its like: rows as the other sources give them; transforms stay."""
+    plain = not hasattr(dataset, "with_format") or getattr(dataset, "format", {}).get("type") == "custom"
+    return dataset if plain else dataset.with_format(None)
 
 
 def check_columns(row: Any, where: str) -> None:
@@ -103,10 +111,10 @@ def iterate(stream: Any, where: str, *, seed: int | None, epoch: int) -> Iterato
         if not hasattr(rows, "__iter__"):
             raise TypeError(f"{where}: the function must return an iterator of rows, got {type(rows).__name__}.")
     elif seed is not None:
-        rows = stream.shuffle(seed=seed)
+        rows = plain_format(stream).shuffle(seed=seed)
         rows.set_epoch(epoch)
     else:
-        rows = stream
+        rows = plain_format(stream)
     for row in rows:
         if not isinstance(row, Mapping):
             raise TypeError(f"{where}: expected rows that are dicts, got {type(row).__name__}: {str(row)[:60]!r}.")
@@ -135,12 +143,14 @@ def _rows_of_frame(frame: Any, where: str) -> list[dict[str, Any]]:
 
 
 def _plain_cell(value: Any) -> Any:
-    """A cell with lists in place of arrays, at every depth: pandas reads nested columns of Parquet back as arrays."""
+    """A cell with lists in place of arrays and None for NaN, at every depth: so pandas reads nested columns back."""
     if hasattr(value, "tolist"):
         value = value.tolist()
     if isinstance(value, Mapping):
         return {key: _plain_cell(item) for key, item in value.items()}
-    return [_plain_cell(item) for item in value] if isinstance(value, list) else value
+    if isinstance(value, list):
+        return [_plain_cell(item) for item in value]
+    return None if isinstance(value, float) and math.isnan(value) else value
 
 
 def _read(path: Path, where: str) -> Any:

@@ -93,7 +93,8 @@ def asks(arguments, **more):
 
 # Every row has keys that the others lack, at several depths; a table gives each the keys of all, and None.
 NESTED = [
-    {"prompt": asks({"a": "1"}), "meta": {"x": 1}, "tests": [{"i": 1}, None, {"o": [None, {}]}], "day": "2026-01-31"},
+    {"prompt": asks({"a": "1"}), "meta": {"x": 1}, "tests": [{"i": 1}, None, {"o": [None, {"p": 1}]}],
+     "day": "2026-01-31"},
     {"prompt": asks({"b": "2"}, name="add"), "meta": {"y": {"z": [1]}}, "tests": [], "day": "2026-02-01"},
     {"prompt": asks({"c": {"d": "3"}}), "meta": {"y": {"w": 1}}, "tests": None, "day": None},
     {"prompt": [{"role": "user", "content": "4"}], "chat_template_kwargs": {"loud": True}, "meta": None, "tests": [{}]},
@@ -144,6 +145,9 @@ NESTED_FORMS = {
     "saved": lambda folder: table().save_to_disk(str(folder / "saved")) or folder / "saved",
     "frame": frame,
     "frame from Parquet": frame_from_parquet,
+    "set to torch": lambda folder: table().with_format("torch"),
+    "set to pandas": lambda folder: table().with_format("pandas"),
+    "stream set to numpy": lambda folder: table().to_iterable_dataset().with_format("numpy"),
     "stream": lambda folder: table().to_iterable_dataset(),
     "function": lambda folder: lambda: iter(NESTED),
     "function of a table": lambda folder: lambda: iter(table()),
@@ -192,6 +196,24 @@ def test_numbers_that_a_table_widens_keep_their_ids(shared):
     ]
     assert batches[0].row_id.tolist() == batches[1].row_id.tolist()
     assert content_id({"answer": 1}) != content_id({"answer": "1"}) != content_id({"answer": True})
+
+
+def test_a_transform_of_the_dataset_stays(shared):
+    """`with_transform` is not a form of the rows: it makes them."""
+    import datasets
+
+    made = datasets.Dataset.from_list([{"n": 1}]).with_transform(lambda rows: {"prompt": [f"{n}+" for n in rows["n"]]})
+    assert texts(rl.PromptLoader(made, shared, batch_size=1).next_batch()) == ["1+"]
+
+
+def test_what_pandas_has_no_form_for_is_none(shared):
+    """NaN is how it writes a missing number, alone or in a list of one; the row keeps its id."""
+    import pandas as pd
+
+    row = {"prompt": "1", "answer": None, "more": [1.5, None, 2.0]}
+    frame = pd.DataFrame([{**row, "answer": float("nan"), "more": [1.5, float("nan"), 2.0]}])
+    batch = rl.PromptLoader(frame, shared, batch_size=1).next_batch()
+    assert batch.rows == (row,) and batch.row_id.tolist() == [content_id(row)]
 
 
 def test_rows_that_lack_a_column_have_none(shared):
