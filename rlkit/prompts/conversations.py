@@ -16,6 +16,7 @@ from rlkit.prompts.identity import without_none
 TOOL_ROLES = frozenset({"tool", "function", "ipython"})
 SYSTEM_ROLES = frozenset({"system", "developer"})
 NOT_CONTINUED = ("tool_calls", "reasoning_content", "reasoning", "thinking")
+MARK = "rlkit0answer"
 TAG = re.compile(r"\s*([<\[][^<>\[\]\s]+[>\]])")  # <think>, [THINK]
 
 
@@ -78,15 +79,16 @@ class ChatTemplate:
                 "so the last message cannot follow it. Begin the message with what the model writes there, such as "
                 "'<|channel|>final<|message|>'."
             )
-        text = start + begun
-        if start == shown:  # no generation prompt: the template itself says what stands before an answer
-            text = self._apply([*before, last], kwargs, add_generation_prompt=False, continue_final_message=True)
-            if not text.endswith(begun) or not text.startswith(shown) or "</think>" in text[len(shown) : -len(begun)]:
+        if start == shown:  # no generation prompt: what the template writes between them and a past answer opens one
+            past = self._apply([*before, {"role": "assistant", "content": MARK}], kwargs, add_generation_prompt=False)
+            opening = past[len(shown) : past.find(MARK)] if past.startswith(shown) and MARK in past else ""
+            if "</think>" in opening:
                 raise ValueError(
-                    "the chat template changes the last message, which the assistant is to continue, or what stands "
-                    f"before it: expected an opened answer and then {begun[-60:]!r}, got {text[-len(begun) - 60 :]!r}. "
-                    "Let a user message stand before it, or change the message or the template."
+                    f"the chat template has no generation prompt, and writes {opening[-60:]!r} before past answers, so "
+                    "there is no form for the last message, which the assistant is to continue."
                 )
+            start += opening
+        text = start + begun
         return text, text[len(shown) :] if shown and text.startswith(shown) else begun
 
     def _check_places(self, messages: Sequence[Mapping[str, Any]], kwargs: Mapping[str, Any]) -> None:

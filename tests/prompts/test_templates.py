@@ -164,8 +164,29 @@ NO_PROMPT = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] | trim }}\n
 def test_without_a_generation_prompt_the_template_says_what_stands_before_an_answer():
     own = PromptTokenizer(character_tokenizer(chat_template=NO_PROMPT))
     assert own.render([message("user", "1"), message("assistant", "so 2")]).text == "user: 1\nassistant: so 2"
-    with pytest.raises(ValueError, match="changes the last message, which the assistant is to continue"):
-        own.render([message("user", "1"), message("assistant", "so 2 \n")])
+    shown = own.render([message("user", "1"), message("assistant", " so 2 \n")])
+    assert shown.text == "user: 1\nassistant:  so 2 \n" and shown.tail == "assistant:  so 2 \n"
+    assert own.render([message("assistant", "so")]).text == "assistant: so"
+    own = PromptTokenizer(
+        character_tokenizer(chat_template=NO_PROMPT.replace("{{ m['content']", "<think></think>{{ m['content']"))
+    )
+    with pytest.raises(
+        ValueError, match=r"no generation prompt, and writes 'assistant: <think></think>' before past answers"
+    ):
+        own.render([message("user", "1"), message("assistant", "so")])
+
+
+def test_a_system_message_that_moves_with_the_last_user_message_stays_before_a_prefill():
+    """As Mistral has it: the system message stands in the last message, if that is the user's."""
+    template = (
+        "{% for m in messages %}{% if m['role'] == 'user' %}[{% if loop.last and messages[0]['role'] == 'system' %}"
+        "{{ messages[0]['content'] }} {% endif %}{{ m['content'] }}]{% elif m['role'] == 'assistant' %} {{ m['content'] }}"
+        "{% endif %}{% endfor %}"
+    )
+    own = PromptTokenizer(character_tokenizer(chat_template=template))
+    turns = [message("system", "s"), message("user", "1"), message("assistant", "2"), message("user", "3")]
+    assert own.render(turns).text == "[1] 2[s 3]"
+    assert own.render([*turns, message("assistant", "so")]).text == "[1] 2[s 3]so"
 
 
 def test_tool_calls_and_thoughts_cannot_be_continued():
