@@ -180,8 +180,8 @@ def test_a_system_message_that_moves_with_the_last_user_message_stays_before_a_p
     """As Mistral has it: the system message stands in the last message, if that is the user's."""
     template = (
         "{% for m in messages %}{% if m['role'] == 'user' %}[{% if loop.last and messages[0]['role'] == 'system' %}"
-        "{{ messages[0]['content'] }} {% endif %}{{ m['content'] }}]{% elif m['role'] == 'assistant' %} {{ m['content'] }}"
-        "{% endif %}{% endfor %}"
+        "{{ messages[0]['content'] }} {% endif %}{{ m['content'] }}]"
+        "{% elif m['role'] == 'assistant' %} {{ m['content'] }}{% endif %}{% endfor %}"
     )
     own = PromptTokenizer(character_tokenizer(chat_template=template))
     turns = [message("system", "s"), message("user", "1"), message("assistant", "2"), message("user", "3")]
