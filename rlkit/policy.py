@@ -9,6 +9,7 @@ after sampling is exactly 1. Sequence-to-sequence models are refused.
 
 import contextlib
 import copy
+import datetime
 import functools
 import os
 from collections.abc import Iterable, Iterator
@@ -49,6 +50,8 @@ class Policy:
         name: what it was loaded from.
         version: number of optimizer steps taken; a rollout remembers the version that made it.
         autocast: dtype of mixed precision in every pass (sampling, policy, reference), or None.
+        date: what a chat template that writes today's date writes; the day when the policy was made. A resumed
+            `PromptLoader` sets it to that of its checkpoint.
         engine: how `sample` draws completions from this policy; None means the transformers engine.
         marks: by `id(engine)`, which weights an engine was given last (`rlkit.engines.weights.weights_mark`).
         gradients_checked: the first update has found the gradients equal on every process (`loss_step`).
@@ -72,6 +75,7 @@ class Policy:
         self.name = name
         self.version = 0
         self.autocast = autocast
+        self.date = datetime.date.today()
         self.engine: Engine | None = None
         self.marks: dict[int, int] = {}
         self.eos_ids = end_of_completion_ids(model, tokenizer, extra=eos_ids)
@@ -197,7 +201,7 @@ class Policy:
         frozen = Policy(
             model, self.tokenizer, name=f"{self.name} (reference)", eos_ids=self.eos_ids, autocast=self.autocast
         )
-        frozen.version = self.version
+        frozen.version, frozen.date = self.version, self.date
         return frozen
 
     def save_pretrained(self, folder: str | os.PathLike[str], **kwargs: Any) -> None:

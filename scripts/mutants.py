@@ -61,6 +61,7 @@ class Mutant:
 ROWS, ROLLOUTS, READER, LINES = "run/rows.py", "run/rollouts.py", "run/reader.py", "run/lines.py"
 ADV, LOSS, STEP, LOGPS = "advantages.py", "losses.py", "step.py", "logps.py"
 DECODE, CHOOSE = "sampling/decode.py", "sampling/choose.py"
+CONVERSATIONS, IDENTITY = "prompts/conversations.py", "prompts/identity.py"
 DRAW, ASSEMBLE = "sampling/draw.py", "sampling/assemble.py"
 SAMPLING = "sampling"
 EXPORT = "export/test_scripts.py export/test_codes.py export/test_wild.py export/test_flags.py"
@@ -108,6 +109,8 @@ MUTANTS = [
     # the sampler
     Mutant("end token dropped", DECODE, "lengths[rows[ended | stopped]] = step + 1", "lengths[rows[ended | stopped]] = max(step, 1)", SAMPLING),
     Mutant("only one end token known", DECODE, "eos_ids = torch.tensor(policy.eos_ids, device=device)", "eos_ids = torch.tensor(policy.eos_ids[:1], device=device)", SAMPLING),
+    Mutant("ids without a token drawn in the decode loop", CHOOSE, "scores = self.rule_out_unused(so_far, scores)", "pass", "sampling/test_architectures.py"),
+    Mutant("ids without a token drawn by generate", "sampling/generate.py", "[_refuse_nan, chooser.rule_out_unused]", "[_refuse_nan]", "sampling/test_architectures.py"),
     Mutant("sampled without the temperature", CHOOSE, "self.processors(so_far, scores / self.params.temperature)", "self.processors(so_far, scores)", SAMPLING),
     Mutant("sampler's log-probability without the temperature", CHOOSE, "return token, tempered.log_softmax(-1)", "return token, logits.log_softmax(-1)", SAMPLING),
     Mutant("sampler's log-probability of the truncated distribution", CHOOSE, "return token, tempered.log_softmax(-1)", "return token, scores.log_softmax(-1)", SAMPLING),
@@ -147,7 +150,7 @@ MUTANTS = [
     Mutant("a metric that pauses moves up", READER, 'column.extend(array("d", [ABSENT]) * (before - len(column)))', "pass", "run/test_reader.py"),
     # prompts, rewards, V*, run
     Mutant("None counted as 0", "rewards/returned.py", "        return math.nan\n", "        return 0.0\n", "test_score.py"),
-    Mutant("rows known by their prompt alone", "prompts/identity.py", "json.dumps(row, sort_keys", 'json.dumps(row["prompt"], sort_keys', "test_vstar.py test_prompts.py"),
+    Mutant("rows known by their prompt alone", "prompts/identity.py", "json.dumps(_canonical(row), sort_keys", 'json.dumps(_canonical(row["prompt"]), sort_keys', "test_vstar.py test_prompts.py"),
     Mutant("every epoch in the same order", "prompts/supply.py", '{"prompt": [self.seed, epoch]}', '{"prompt": [self.seed]}', "test_prompts.py"),
     Mutant("two beginning-of-sequence tokens", "prompts/tokens.py", "special=not templated", "special=True", "test_prompts.py"),
     Mutant("position not restored", "prompts/loader.py", 'state["epoch"], state["position"], state["served"]', 'state["epoch"], 0, state["served"]', "test_prompts.py"),
@@ -170,8 +173,10 @@ MUTANTS = [
     Mutant("the siblings of a function that blocks for ever wait for ever", "rewards/async_calls.py", "            self._move([place for place in here if place in self._calls], holder)\n", "            pass\n", "rewards/test_async.py"),
     Mutant("a timeout for each completion that hangs math-verify", "rewards/math_accuracy.py", "                if left <= 0:\n", "                if False:\n", "rewards/test_accuracy.py"),
     Mutant("the last number of a right answer that is more than a number", "rewards/numerals.py", "    return values[0] if len(values) == 1 else None\n", "    return values[-1] if values else None\n", "rewards/test_answers.py"),
-    Mutant("reward model padded on the left", "rewards/reward_model.py", 'padding_side="right"', 'padding_side="left"', "rewards/test_reward_model.py"),
-    Mutant("pad id of the reward model's config not in step", "rewards/reward_model.py", "    config.pad_token_id = pad_id\n", "    pass\n", "rewards/test_reward_model.py"),
+    Mutant("reward model padded on the left", "rewards/reward_model.py", '[*row, *[pad if name == "input_ids" else 0] * (width - len(row))]', '[*[pad if name == "input_ids" else 0] * (width - len(row)), *row]', "rewards/test_reward_model.py"),
+    Mutant("pad id of the reward model's config not in step", "rewards/reward_model.py", "config.pad_token_id = pad = _pad_id(", "pad = _pad_id(", "rewards/test_reward_model.py"),
+    Mutant("a text's end taken for the reward model's padding", "rewards/reward_model.py", "key=lambda token: (token in last, token in used)", "key=lambda token: token not in last", "rewards/test_reward_model.py"),
+    Mutant("the reward model's own pad id replaced", "rewards/reward_model.py", "if own is not None and 0 <= own < config.vocab_size:", "if False:", "rewards/test_reward_model.py"),
     Mutant("dropout of the reward model left on", "rewards/reward_model.py", "    model.eval()\n", "", "rewards/test_reward_model.py"),
     Mutant("a column overwrites what a partial has bound", "rewards/arguments.py", "    names = [name for name in offered if name not in _bound(function)]", "    names = list(offered)", "rewards/test_kinds.py"),
     Mutant("unsolved decided by the sum", "vstar/table.py", "torch.where(self.rewards.isnan(), -math.inf, self.rewards).amax(-1) > self.success_threshold", "self.rewards.nansum(-1) != 0", "test_vstar.py"),
@@ -286,13 +291,26 @@ MUTANTS = [
     Mutant("a row that stands twice counted once", "comparison.py", 'seen.get(line["row_id"], -1) + 1', "0", "test_evaluate.py"),
     # prompts
     Mutant("an end token closes the prompt", "prompts/tokens.py", "return ids[:-1] if closed else ids", "return ids", "test_prompts.py prompts"),
-    Mutant("the generation prompt forgotten", "prompts/tokens.py", "add_generation_prompt=generation and not prefill,", "add_generation_prompt=False,", "test_prompts.py prompts"),
+    Mutant("the generation prompt forgotten", CONVERSATIONS, '"add_generation_prompt": True', '"add_generation_prompt": False', "test_prompts.py prompts"),
+    Mutant("a message that the template leaves out accepted", CONVERSATIONS, "if place < 0:", "if False:", "prompts/test_templates.py"),
+    Mutant("a message that the template moves accepted", CONVERSATIONS, "if place < end:", "if False:", "prompts/test_templates.py"),
+    Mutant("marks of one shape taken for another", CONVERSATIONS, "key = hash(repr((marked, kwargs)))", "key = 0", "prompts/test_templates.py"),
+    Mutant("the template rewrites what the assistant is to continue", CONVERSATIONS, "if start == shown:", "if True:", "prompts/test_templates.py"),
+    Mutant("a think block opened twice", CONVERSATIONS, "if tag and start.startswith(shown) and", "if False and", "prompts/test_templates.py"),
+    Mutant("today's date whatever the date is", CONVERSATIONS, '"strftime_now": self.date.strftime', '"strftime_now": datetime.date.today().strftime', "prompts/test_templates.py"),
+    Mutant("the date of a checkpoint forgotten", "prompts/loader.py", "self._template.date = self._policy.date = ", "self._policy.date = ", "prompts/test_templates.py"),
+    Mutant("a reference with a date of its own", "policy.py", "frozen.version, frozen.date = self.version, self.date", "frozen.version = self.version", "prompts/test_templates.py"),
+    Mutant("keys of other rows in the prompt", IDENTITY, "{key: without_none(item) for key, item in value.items() if item is not None}", "{key: without_none(item) for key, item in value.items()}", "prompts/test_sources.py"),
+    Mutant("keys of other rows in a row's id", IDENTITY, " if (form := _canonical(item)) is not None}", " if (form := _canonical(item)) is not ...}", "prompts/test_sources.py"),
+    Mutant("a number that a table widened is another row", IDENTITY, "return int(value) if isinstance(value, float) and value.is_integer() else value", "return value", "prompts/test_sources.py"),
+    Mutant("texts of JSON that look like dates become dates", "prompts/rows.py", 'if kind == "json" and', "if False and", "prompts/test_sources.py"),
+    Mutant("a row of a list without a column that others have", "prompts/rows.py", "if any(len(row) < len(columns) for row in dataset):", "if False:", "prompts/test_sources.py"),
     Mutant("token ids of templated and plain prompts mixed up", "prompts/tokens.py", "for place, one in zip(places, found, strict=True):", "for place, one in enumerate(found):", "test_prompts.py prompts"),
     Mutant("a row's own template settings below the loader's", "prompts/tokens.py", "self.kwargs | _checked_kwargs(own_kwargs or {})", "_checked_kwargs(own_kwargs or {}) | self.kwargs", "test_prompts.py prompts"),
     Mutant("truncation cuts what the model continues", "prompts/lengths.py", "return front + list(ids[len(ids) - (self.limit - len(front)) :])", "return list(ids[: self.limit])", "prompts/test_conversations.py"),
     Mutant("a position of another dataset accepted", "prompts/loader.py", "if state[name] != own:", "if False:", "test_prompts.py"),
     Mutant("groups numbered anew in every batch", "prompts/loader.py", "range(self.served, self.served + taken.total)[mine]", "range(taken.total)[mine]", "test_prompts.py"),
-    Mutant("ids that depend on the order of columns", "prompts/identity.py", "json.dumps(row, sort_keys=True, ensure_ascii=False", "json.dumps(row, sort_keys=False, ensure_ascii=False", "test_prompts.py test_vstar.py"),
+    Mutant("ids that depend on the order of columns", "prompts/identity.py", "json.dumps(_canonical(row), sort_keys=True", "json.dumps(_canonical(row), sort_keys=False", "test_prompts.py test_vstar.py"),
     Mutant("a stream's position without the rows that were left out", "prompts/supply.py", "position += len(read)", "position = position + len(rows)", "prompts/test_sources.py"),
     Mutant("rows that were skipped for their length served", "prompts/supply.py", "return [place for place in range(len(self.rows)) if place not in left_out]", "return range(len(self.rows))", "test_prompts.py prompts"),
     # engines

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from rlkit.prompts.identity import content_id
+from rlkit.prompts.identity import content_id, plain_row
 from rlkit.prompts.tokens import PromptTokenizer
 from rlkit.rollout import Prompt, PromptBatch
 
@@ -30,7 +30,7 @@ def make_batch(
     if isinstance(rows, str):
         raise TypeError("make_batch: expected a list of prompts or rows, got one string; write [prompt].")
     full = [dict(row) if isinstance(row, Mapping) else {"prompt": row} for row in rows]
-    tokenizer = PromptTokenizer(policy.tokenizer, chat_template_kwargs)
+    tokenizer = PromptTokenizer(policy.tokenizer, chat_template_kwargs, date=policy.date)
     ids = tokenizer.encode_rows(full, [f"make_batch: row {place}" for place in range(len(full))])
     return batch_of(full, ids, range(first_group_id, first_group_id + len(full)))
 
@@ -38,7 +38,7 @@ def make_batch(
 def batch_of(rows: Sequence[dict[str, Any]], token_ids: Sequence[Sequence[int]], groups: Sequence[int]) -> PromptBatch:
     """The batch of rows whose prompts are tokenised."""
     return PromptBatch(
-        rows=tuple(rows),
+        rows=tuple(plain_row(row) for row in rows),
         token_ids=tuple(tuple(ids) for ids in token_ids),
         row_id=torch.tensor([content_id(row) for row in rows], dtype=torch.int64),
         group_id=torch.tensor(list(groups), dtype=torch.int64),

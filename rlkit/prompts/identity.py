@@ -4,6 +4,7 @@ import datetime
 import decimal
 import hashlib
 import json
+import math
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -12,6 +13,8 @@ from typing import Any
 def content_id(row: Mapping[str, Any]) -> int:
     """A 63-bit id of a row's content (prompt and every column): the same in every process, dataset and run.
 
+    A key that is None counts as absent, and 2.0 as 2: tables fill the one and widen the other.
+
     Example:
         >>> content_id({"prompt": "a", "answer": 1}) == content_id({"answer": 1, "prompt": "a"})
         True
@@ -19,7 +22,7 @@ def content_id(row: Mapping[str, Any]) -> int:
         False
     """
     try:
-        text = json.dumps(row, sort_keys=True, ensure_ascii=False, default=_plain)
+        text = json.dumps(_canonical(row), sort_keys=True, ensure_ascii=False, default=_plain)
     except TypeError as error:
         raise TypeError(
             f"A dataset row cannot be identified by its content: {error}. Expected plain data in every column "
@@ -30,14 +33,44 @@ def content_id(row: Mapping[str, Any]) -> int:
     return int.from_bytes(digest, "big") >> 1
 
 
+def without_none(value: Any) -> Any:
+    """A value without the keys that are None, at every depth; the items of lists keep their places, None included.
+
+    A table gives each nested dict the keys of all rows and fills them with None, so None there means "no such key".
+
+    Example:
+        >>> without_none({"a": None, "b": [None, {"c": 1, "d": None}]})
+        {'b': [None, {'c': 1}]}
+    """
+    if isinstance(value, Mapping):
+        return {key: without_none(item) for key, item in value.items() if item is not None}
+    return type(value)(map(without_none, value)) if type(value) in (list, tuple) else value
+
+
+def plain_row(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row as every source gives it: a column may be None, a key inside a column is then left out."""
+    return {name: without_none(value) for name, value in row.items()}
+
+
+def _canonical(value: Any) -> Any:
+    """A value in the one form that is hashed, whatever table it went through."""
+    if isinstance(value, Mapping):
+        return {key: form for key, item in value.items() if (form := _canonical(item)) is not None}
+    if hasattr(value, "tolist"):  # arrays and tensors
+        return _canonical(value.tolist())
+    if isinstance(value, (list, tuple)):
+        return [_canonical(item) for item in value]
+    if isinstance(value, float) and math.isnan(value):  # how pandas writes None
+        return None
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
 def _plain(value: object) -> object:
     """What json cannot write itself, in a form that is the same in every process.
 
     Raises:
         TypeError: an object that has no such form.
     """
-    if hasattr(value, "tolist"):  # arrays and tensors
-        return value.tolist()
     if isinstance(value, bytes):
         return value.hex()
     if isinstance(value, (set, frozenset)):

@@ -1,5 +1,6 @@
 """`PromptLoader`: the prompts of each step, epoch after epoch, from a position that a checkpoint can continue."""
 
+import datetime
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -74,9 +75,10 @@ class PromptLoader:
         seed = seed if current.seed is None else current.seed
         self.dataset, self.batch_size, self.seed = dataset, batch_size, seed
         self.shuffle, self.drop_last = shuffle, drop_last
-        tokenizer = PromptTokenizer(policy.tokenizer, chat_template_kwargs)
+        tokenizer = PromptTokenizer(policy.tokenizer, chat_template_kwargs, date=policy.date)
         rule = LengthRule(max_prompt_length or _longest(policy), on_long)
         supply = StreamSupply if streams else MapSupply
+        self._policy, self._template = policy, tokenizer.template
         self._supply = supply(dataset, tokenizer, rule, seed=seed, shuffle=shuffle, drop_last=drop_last)
         if drop_last and self._rows is not None and self._rows < batch_size:
             raise ValueError(
@@ -134,8 +136,8 @@ class PromptLoader:
         self.epoch += 1
         self._position = 0
 
-    def state_dict(self) -> dict[str, int | None]:
-        """The position, counted in prompts that were served; a plain dict for a checkpoint."""
+    def state_dict(self) -> dict[str, Any]:
+        """The position, counted in prompts that were served, and the date in them; plain values for a checkpoint."""
         return {
             "epoch": self.epoch,
             "position": self._position,
@@ -143,10 +145,11 @@ class PromptLoader:
             "seed": self.seed,
             "rows": self._rows,
             "shuffle": self.shuffle,
+            "date": self._template.date.isoformat(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a saved position; a stream is read up to it.
+        """Go on from a saved position; a stream is read up to it. The policy takes over the saved date.
 
         Raises:
             ValueError: the state belongs to another dataset size, seed or order: its position would mean other prompts.
@@ -157,6 +160,8 @@ class PromptLoader:
                     f"PromptLoader.load_state_dict: the saved position was made with {name}={state[name]}, this loader "
                     f"has {name}={own}; the same position would be other prompts."
                 )
+        if "date" in state:
+            self._template.date = self._policy.date = datetime.date.fromisoformat(state["date"])
         self.epoch, self._position, self.served = state["epoch"], state["position"], state["served"]
 
     def __repr__(self) -> str:

@@ -9,6 +9,8 @@ A generator or another one-time iterator is refused: it cannot be read a second 
 resumed run could have it.
 """
 
+import json
+import math
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -71,7 +73,18 @@ def any_rows(dataset: Any, where: str) -> Rows:
         )
     if not len(dataset):
         raise ValueError(f"{where}: the dataset is empty.")
+    dataset = plain_format(dataset)
+    if isinstance(dataset, (list, tuple)) and all(isinstance(row, Mapping) for row in dataset):
+        columns = dict.fromkeys(name for row in dataset for name in row)
+        if any(len(row) < len(columns) for row in dataset):  # as in a table: None where a row lacks a column
+            dataset = [dict.fromkeys(columns) | dict(row) for row in dataset]
     return dataset
+
+
+def plain_format(dataset: Any) -> Any:
+    """A dataset without `set_format("torch")` and its like: rows as the other sources give them; transforms stay."""
+    plain = not hasattr(dataset, "with_format") or getattr(dataset, "format", {}).get("type") == "custom"
+    return dataset if plain else dataset.with_format(None)
 
 
 def check_columns(row: Any, where: str) -> None:
@@ -98,10 +111,10 @@ def iterate(stream: Any, where: str, *, seed: int | None, epoch: int) -> Iterato
         if not hasattr(rows, "__iter__"):
             raise TypeError(f"{where}: the function must return an iterator of rows, got {type(rows).__name__}.")
     elif seed is not None:
-        rows = stream.shuffle(seed=seed)
+        rows = plain_format(stream).shuffle(seed=seed)
         rows.set_epoch(epoch)
     else:
-        rows = stream
+        rows = plain_format(stream)
     for row in rows:
         if not isinstance(row, Mapping):
             raise TypeError(f"{where}: expected rows that are dicts, got {type(row).__name__}: {str(row)[:60]!r}.")
@@ -126,10 +139,18 @@ def _rows_of_frame(frame: Any, where: str) -> list[dict[str, Any]]:
     if not frame.columns.is_unique:
         raise ValueError(f"{where}: the frame has a column twice: {list(frame.columns)}.")
     plain = frame.astype(object).where(frame.notna(), None)
-    return [
-        {str(name): cell.tolist() if hasattr(cell, "tolist") else cell for name, cell in row.items()}
-        for row in plain.to_dict("records")
-    ]
+    return [{str(name): _plain_cell(cell) for name, cell in row.items()} for row in plain.to_dict("records")]
+
+
+def _plain_cell(value: Any) -> Any:
+    """A cell with lists in place of arrays and None for NaN, at every depth: so pandas reads nested columns back."""
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if isinstance(value, Mapping):
+        return {key: _plain_cell(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_plain_cell(item) for item in value]
+    return None if isinstance(value, float) and math.isnan(value) else value
 
 
 def _read(path: Path, where: str) -> Any:
@@ -155,14 +176,26 @@ def _read(path: Path, where: str) -> Any:
             f"Dataset.save_to_disk; found {sorted({file.suffix for file in files}) or 'no such file'}."
         )
     place = {"data_dir": str(path)} if path.is_dir() else {"data_files": {"train": str(path)}}
+    kind = kinds.pop()
     try:
-        found = datasets.load_dataset(kinds.pop(), **place)
+        found = datasets.load_dataset(kind, **place)
     except (datasets.exceptions.DatasetsError, OSError, ValueError, StopIteration) as error:
         why = str(error.__cause__ or error)
         if not why or "corresponds to no data" in why:
             why = "there is no row in it."
         raise ValueError(f"{where}: {str(path)!r} could not be read: {why}") from error
-    return _one_split(found, path, where)
+    found = _one_split(found, path, where)
+    if kind == "json" and "timestamp[" in str(found.features):  # JSON has no dates: texts that look like one stay texts
+        return [row for file in files for row in _json_rows(file.read_text(encoding="utf-8-sig"))]
+    return found
+
+
+def _json_rows(text: str) -> list[dict[str, Any]]:
+    try:
+        rows = json.loads(text)
+    except ValueError:
+        rows = [json.loads(line) for line in text.split("\n") if line.strip()]
+    return rows if isinstance(rows, list) else [rows]
 
 
 def _one_split(found: Any, path: Path, where: str) -> Any:

@@ -10,11 +10,14 @@ Left out: tools. rlkit does not run them, so a prompt must not offer them: a `to
 functions, and one warning says so. Images are refused in words.
 """
 
+import datetime
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rlkit.prompts.conversations import ChatTemplate, check_unicode, plain_message
+from rlkit.prompts.identity import without_none
 from rlkit.rollout import Prompt
 
 logger = logging.getLogger(__name__)
@@ -22,7 +25,6 @@ logger = logging.getLogger(__name__)
 RESERVED = frozenset(
     {"conversation", "tokenize", "return_dict", "add_generation_prompt", "continue_final_message", "tools"}
 )
-TOOL_ROLES = frozenset({"tool", "function", "ipython"})
 
 
 @dataclass(frozen=True)
@@ -48,13 +50,21 @@ class PromptTokenizer:
         tokenizer: a transformers tokenizer.
         chat_template_kwargs: for the chat template, e.g. {"enable_thinking": False}. A row's own column
             `chat_template_kwargs` comes on top (TRL's name and meaning).
+        date: what a template that writes today's date writes; None takes today, now and for as long as this lives.
 
     Raises:
         ValueError: a setting that rlkit itself decides (tokenize, add_generation_prompt ...).
     """
 
-    def __init__(self, tokenizer: Any, chat_template_kwargs: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        tokenizer: Any,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        *,
+        date: datetime.date | None = None,
+    ) -> None:
         self.tokenizer = tokenizer
+        self.template = ChatTemplate(tokenizer, date or datetime.date.today())
         self.kwargs = _checked_kwargs(chat_template_kwargs or {})
         self._told_of_tools = False
         bos = tokenizer.bos_token_id
@@ -82,7 +92,7 @@ class PromptTokenizer:
             if not isinstance(own, Mapping):
                 raise TypeError(f"the column chat_template_kwargs must hold a dict, got {type(own).__name__}.")
             # A dataset on disk gives every row the keys of all rows; None stands for those that it has not.
-            return self.render(row["prompt"], {name: value for name, value in own.items() if value is not None})
+            return self.render(row["prompt"], without_none(own))
         except (TypeError, ValueError) as error:
             raise type(error)(f"{where}: {error}") from error
 
@@ -94,7 +104,7 @@ class PromptTokenizer:
             ValueError: no chat template, or a message that cannot be shown to the model.
         """
         if isinstance(prompt, str):
-            _check_unicode(prompt)
+            check_unicode(prompt)
             bos = self.tokenizer.bos_token
             templated = bool(bos) and prompt.startswith(bos)
             if not templated:
@@ -111,10 +121,11 @@ class PromptTokenizer:
                 "the prompt is a conversation but the tokenizer has no chat template. Use plain text "
                 "prompts, a chat model's tokenizer, or set tokenizer.chat_template."
             )
-        plain = [_plain_message(message, number) for number, message in enumerate(messages)]
+        plain = [plain_message(message, number) for number, message in enumerate(messages)]
         for message in plain:
             self._check_spelled(message["content"])
-        return self._render_messages(plain, self.kwargs | _checked_kwargs(own_kwargs or {}))
+        text, tail = self.template.render(plain, self.kwargs | _checked_kwargs(own_kwargs or {}))
+        return Rendered(text, special=False, tail=tail)
 
     def _check_spelled(self, text: str) -> None:
         """Refuse a text that spells out the beginning-of-sequence token which the tokenizer puts in front of it."""
@@ -125,45 +136,6 @@ class PromptTokenizer:
                 "the model would see a second beginning. Take it out. A prompt in the model's own format is one text "
                 "that begins with it."
             )
-
-    def _render_messages(self, messages: list[dict[str, Any]], kwargs: Mapping[str, Any]) -> Rendered:
-        if len(messages) > 1 and messages[-1]["role"] == "assistant" and not messages[-1]["content"]:
-            messages = messages[:-1]  # an empty beginning of an answer is no beginning
-        prefill = messages[-1]["role"] == "assistant"
-        text = self._apply(messages, kwargs, prefill=prefill)
-        last = messages[-1]["content"].strip()
-        if not prefill and messages[-1]["role"] not in TOOL_ROLES and last not in text:
-            raise ValueError(
-                f"the chat template leaves out the last message, of role {messages[-1]['role']!r}: "
-                f"{last[:60]!r}. Is the role one that this model's template knows?"
-            )
-        before = messages[:-1] if prefill else messages
-        shown = self._apply(before, kwargs, generation=False) if before else ""
-        tail = text[len(shown) :] if shown and text.startswith(shown) else (last if prefill else "")
-        return Rendered(text, special=False, tail=tail)
-
-    def _apply(
-        self,
-        messages: list[dict[str, Any]],
-        kwargs: Mapping[str, Any],
-        *,
-        prefill: bool = False,
-        generation: bool = True,
-    ) -> str:
-        from jinja2 import TemplateError
-
-        try:
-            text = self.tokenizer.apply_chat_template(
-                messages,
-                tokenize=False,
-                add_generation_prompt=generation and not prefill,
-                continue_final_message=prefill,
-                **kwargs,
-            )
-        except TemplateError as error:
-            raise ValueError(f"the chat template refuses the conversation: {error}") from error
-        _check_unicode(text)
-        return text
 
     def encode(self, prompts: Sequence[Rendered]) -> list[list[int]]:
         """Token ids of rendered prompts: one call of the tokenizer for all that are treated alike."""
@@ -223,35 +195,3 @@ def _checked_kwargs(kwargs: Mapping[str, Any]) -> dict[str, Any]:
     if taken:
         raise ValueError(f"chat_template_kwargs: {', '.join(taken)} cannot be set there; rlkit decides it itself.")
     return dict(kwargs)
-
-
-def _check_unicode(text: str) -> None:
-    if text.isascii():
-        return
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError as error:
-        raise ValueError(
-            f"the text is not Unicode: it has a lone surrogate, U+{ord(text[error.start]):04X}, at character "
-            f"{error.start}. Mend the data: text.encode('utf-16', 'surrogatepass').decode('utf-16', 'replace')."
-        ) from error
-
-
-def _plain_message(message: Any, number: int) -> dict[str, Any]:
-    """A message as chat templates want it: one text as content, and no key that is None because other rows have it."""
-    role, content = message["role"], message.get("content")
-    if not isinstance(role, str) or not role:
-        raise TypeError(f"message {number}: the role must be a text such as 'user', got {role!r}.")
-    if content is None and message.get("tool_calls"):
-        content = ""
-    if isinstance(content, Sequence) and not isinstance(content, (str, bytes)):
-        kinds = {str(part.get("type")) if isinstance(part, Mapping) else type(part).__name__ for part in content}
-        if kinds - {"text"} or not all(isinstance(part.get("text"), str) for part in content):
-            raise ValueError(
-                f"message {number} holds parts of type {', '.join(sorted(kinds))}; this policy reads text only: "
-                "[{'type': 'text', 'text': ...}]."
-            )
-        content = "".join(part["text"] for part in content)
-    if not isinstance(content, str):
-        raise TypeError(f"message {number} ({role}): the content must be text, got {type(content).__name__}.")
-    return {name: value for name, value in message.items() if value is not None} | {"role": role, "content": content}

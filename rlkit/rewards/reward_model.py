@@ -7,7 +7,7 @@ the user's tokenizer nor the model's config stays changed (known_faults B96).
 """
 
 import contextlib
-import copy
+import datetime
 import os
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,11 +30,12 @@ class RewardModel:
         model: a hub name, a folder, or a model (`AutoModelForSequenceClassification`).
         tokenizer: its tokenizer; None takes `model.tokenizer`, or loads that of the model's name.
         batch_size: texts that are scored at once, at least 1.
-        chat_template_kwargs: passed to the chat template.
+        chat_template_kwargs: passed to the chat template. If it writes today's date, that is the day when this object
+            was made; {"strftime_now": datetime.date(2026, 1, 31).strftime} sets another.
         device: where a model loaded by name goes; None takes the GPU if there is one. A model object stays where it is.
 
     Raises:
-        ValueError: more than one label, a head that was never trained, no tokenizer, no token to pad with.
+        ValueError: more than one label, a head that was never trained, no tokenizer.
         TypeError: not a sequence-classification model.
         OSError: no such model.
 
@@ -68,9 +69,10 @@ class RewardModel:
                 "AutoModelForSequenceClassification.from_pretrained(..., num_labels=1) if its head is meant to be one "
                 "number, or call it in a function of your own that picks the label."
             )
-        self.tokenizer = _with_pad(_find_tokenizer(self.model, tokenizer, source, self.__name__), config, self.__name__)
+        self.tokenizer = _find_tokenizer(self.model, tokenizer, source, self.__name__)
         self.batch_size = batch_size
-        self.chat_template_kwargs = dict(chat_template_kwargs or {})
+        today = {"strftime_now": datetime.date.today().strftime}  # for templates that write the date: one for all calls
+        self.chat_template_kwargs = today | dict(chat_template_kwargs or {})
 
     def __call__(self, prompts: Sequence[Any], completions: Sequence[Any]) -> list[float]:
         """One reward per completion.
@@ -80,9 +82,9 @@ class RewardModel:
         """
         texts = [self._text(prompt, completion) for prompt, completion in zip(prompts, completions, strict=True)]
         rewards: list[float] = []
-        with _scoring(self.model, self.tokenizer.pad_token_id):
+        with _scoring(self.model) as own_pad:
             for start in range(0, len(texts), self.batch_size):
-                rewards += self._score(texts[start : start + self.batch_size], start)
+                rewards += self._score(texts[start : start + self.batch_size], start, own_pad)
         return rewards
 
     def __repr__(self) -> str:
@@ -110,12 +112,11 @@ class RewardModel:
             messages[len(prompt) - 1 : len(prompt) + 1] = [joined]
         return self.tokenizer.apply_chat_template(messages, tokenize=False, **self.chat_template_kwargs)
 
-    def _score(self, texts: list[str], first: int) -> list[float]:
-        inputs = self.tokenizer(
-            text=texts, return_tensors="pt", padding=True, padding_side="right", add_special_tokens=False
-        )
-        lengths = inputs["attention_mask"].sum(-1).tolist()
-        limit = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
+    def _score(self, texts: list[str], first: int, own_pad: int | None) -> list[float]:
+        batch = self.tokenizer(text=texts, add_special_tokens=False, return_attention_mask=False, verbose=False)
+        lengths = [len(ids) for ids in batch["input_ids"]]
+        config = self.model.config.get_text_config()
+        limit = getattr(config, "max_position_embeddings", None)
         for row, length in enumerate(lengths, first):
             if length == 0:
                 raise ValueError(f"RewardModel: prompt and completion {row} are empty for {self.__name__}.")
@@ -123,9 +124,17 @@ class RewardModel:
                 raise ValueError(
                     f"RewardModel: prompt and completion {row} have {length} tokens, and {self.__name__} reads {limit}."
                 )
-        device = next(self.model.parameters()).device
-        logits = self.model(**{name: value.to(device) for name, value in inputs.items()}).logits
-        return logits[:, 0].float().cpu().tolist()
+        width, device = max(lengths), next(self.model.parameters()).device
+        config.pad_token_id = pad = _pad_id(own_pad, config, batch["input_ids"])
+        rows = {
+            name: [[*row, *[pad if name == "input_ids" else 0] * (width - len(row))] for row in values]
+            for name, values in batch.items()
+        }
+        mask = [[1] * length + [0] * (width - length) for length in lengths]
+        inputs = {
+            name: torch.tensor(values, device=device) for name, values in (rows | {"attention_mask": mask}).items()
+        }
+        return self.model(**inputs).logits[:, 0].float().cpu().tolist()
 
 
 _by_name: dict[str, RewardModel] = {}
@@ -180,33 +189,29 @@ def _find_tokenizer(model: nn.Module, tokenizer: Any, source: str, name: str) ->
         ) from error
 
 
-def _with_pad(tokenizer: Any, config: Any, name: str) -> Any:
-    """The tokenizer, or a copy that can pad: with the config's token, else the end token. No embedding is added."""
-    if tokenizer.pad_token_id is not None:
-        return tokenizer
-    tokenizer = copy.deepcopy(tokenizer)
-    chosen = config.get_text_config().pad_token_id
-    token = tokenizer.convert_ids_to_tokens(chosen) if chosen is not None and 0 <= chosen < len(tokenizer) else None
-    token = token or tokenizer.eos_token or tokenizer.unk_token
-    if token is None:
-        raise ValueError(
-            f"RewardModel: the tokenizer of {name} has no token to pad with; set tokenizer.pad_token to one that "
-            "it knows."
-        )
-    tokenizer.pad_token = token
-    return tokenizer
+def _pad_id(own: int | None, config: Any, batch: list[list[int]]) -> int:
+    """The id to pad with, such that the model reads a row as it reads the text alone, without padding.
+
+    Heads read the last token that is not `config.pad_token_id`. If the config names one (`own`), alone and in a batch.
+    If not, alone they read the last token of all; with an id that is in no text of the batch they do so here as well
+    (in a tiny vocabulary: one that ends no text). The end token will not do: encoder-decoders look for it.
+    """
+    if own is not None and 0 <= own < config.vocab_size:
+        return own
+    ends = {config.eos_token_id} if isinstance(config.eos_token_id, int) else set(config.eos_token_id or ())
+    used, last = {token for ids in batch for token in ids} | ends, {ids[-1] for ids in batch}
+    return min(range(min(config.vocab_size, len(used) + 1)), key=lambda token: (token in last, token in used))
 
 
 @contextlib.contextmanager
-def _scoring(model: Any, pad_id: int) -> Iterator[None]:
-    """Evaluation mode, no gradient, and the pad id in the config: the head reads the last token that is not padding."""
+def _scoring(model: Any) -> Iterator[int | None]:
+    """Evaluation mode and no gradient; gives the config's own pad id, which is afterwards as before."""
     config, training = model.config.get_text_config(), model.training
     before = config.pad_token_id
-    config.pad_token_id = pad_id
     model.eval()
     try:
         with torch.inference_mode():
-            yield
+            yield before
     finally:
         config.pad_token_id = before
         model.train(training)

@@ -54,13 +54,16 @@ class Chooser:
             scores = self.penalty(torch.cat([self.prompts[rows], so_far], dim=1), scores)
         if step < self.params.min_completion_length:
             scores = scores.index_fill(1, eos_ids, -torch.inf)
-        if len(self.unused):
-            scores = scores.index_fill(1, self.unused, -torch.inf)
+        scores = self.rule_out_unused(so_far, scores)
         if self.regex is not None:
             scores = self.regex(scores, so_far, rows)
         scores = self.processors(so_far, scores / self.params.temperature)
         token = draw(scores, uniform)
         return token, tempered.log_softmax(-1).gather(-1, token[:, None]).squeeze(-1)
+
+    def rule_out_unused(self, so_far: Tensor, scores: Tensor) -> Tensor:
+        """(B,V) scores in which ids that the tokenizer has no token for are -inf; a logits processor of `generate`."""
+        return scores.index_fill(1, self.unused, -torch.inf) if len(self.unused) else scores
 
     def hits_stop_string(self, so_far: Tensor) -> Tensor:
         """(B,) True where the completion so far ends with a stop string."""

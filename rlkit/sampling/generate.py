@@ -117,7 +117,7 @@ def _sample_by_generate(
                 input_ids=ids,
                 attention_mask=mask,
                 generation_config=settings,
-                logits_processor=LogitsProcessorList([_refuse_nan]),
+                logits_processor=LogitsProcessorList([_refuse_nan, chooser.rule_out_unused]),
                 # Only the completion is looked at: a prompt may end with the first half of a stop string.
                 stopping_criteria=StoppingCriteriaList(
                     [lambda tokens, scores: chooser.hits_stop_string(tokens[:, ids.shape[1] :])]

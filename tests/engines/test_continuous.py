@@ -45,6 +45,13 @@ def test_it_draws_what_the_transformers_engine_draws(subject, setting):
     assert_same(draw(subject, **setting), draw(TransformersEngine(subject.policy), **setting))
 
 
+def test_ids_without_a_token_are_never_drawn():
+    policy = vllm_policy(vocab_size=60)
+    ours = draw(rl.ContinuousBatching(policy), temperature=2.0)
+    assert_same(ours, draw(TransformersEngine(policy), temperature=2.0))
+    assert int(ours.completion_ids.max()) < len(policy.tokenizer) == 46
+
+
 @pytest.mark.parametrize("kind, tied", [("llama", False), ("qwen2", True)])
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 def test_models_and_attention_implementations(kind, tied, attention):

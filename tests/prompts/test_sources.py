@@ -3,9 +3,10 @@
 import json
 
 import pytest
-from builders import tiny_policy
+from builders import character_tokenizer, tiny_policy
 
 import rlkit as rl
+from rlkit.prompts import content_id
 
 ROWS = [{"prompt": f"{row}+1=", "answer": row + 1, "note": None if row % 2 else "odd"} for row in range(10)]
 
@@ -79,6 +80,148 @@ def test_every_form_gives_the_same_rows_with_the_same_ids(form, shared, tmp_path
     got = rl.PromptLoader(form(folder), shared, batch_size=10, seed=4).next_batch()
     assert got.rows == want.rows and got.token_ids == want.token_ids
     assert got.row_id.tolist() == want.row_id.tolist()
+
+
+def asks(arguments, **more):
+    call = {"type": "function", "function": {"name": "add", "arguments": arguments}}
+    return [
+        {"role": "user", "content": "1"},
+        {"role": "assistant", "content": "2", "tool_calls": [call]},
+        {"role": "tool", "content": "3", **more},
+    ]
+
+
+# Every row has keys that the others lack, at several depths; a table gives each the keys of all, and None.
+NESTED = [
+    {"prompt": asks({"a": "1"}), "meta": {"x": 1}, "tests": [{"i": 1}, None, {"o": [None, {"p": 1}]}],
+     "day": "2026-01-31"},
+    {"prompt": asks({"b": "2"}, name="add"), "meta": {"y": {"z": [1]}}, "tests": [], "day": "2026-02-01"},
+    {"prompt": asks({"c": {"d": "3"}}), "meta": {"y": {"w": 1}}, "tests": None, "day": None},
+    {"prompt": [{"role": "user", "content": "4"}], "chat_template_kwargs": {"loud": True}, "meta": None, "tests": [{}]},
+]  # fmt: skip
+COLUMNS = {
+    "meta": (*(row["meta"] for row in NESTED),),
+    "tests": (*(row["tests"] for row in NESTED),),
+    "day": ("2026-01-31", "2026-02-01", None, None),
+    "chat_template_kwargs": (None, None, None, {"loud": True}),
+}
+WITH_CALLS = (
+    "{% for m in messages %}{{ m['content'] }}{% for c in m['tool_calls'] or [] %}{{ c['function']['name'] }}"
+    "{{ c['function']['arguments'] | tojson }}{% endfor %}{{ m['name'] }}{% endfor %}{{ loud }}"
+)
+
+
+def table():
+    import datasets
+
+    return datasets.Dataset.from_list([dict.fromkeys(COLUMNS) | row for row in NESTED])
+
+
+def written(folder, text, name):
+    (folder / name).write_text(text)
+    return folder / name
+
+
+def frame_from_parquet(folder):
+    import pandas as pd
+
+    table().to_parquet(folder / "rows.parquet")
+    return pd.read_parquet(folder / "rows.parquet")
+
+
+def frame(folder):
+    import pandas as pd
+
+    return pd.DataFrame(NESTED)
+
+
+NESTED_FORMS = {
+    "list": lambda folder: NESTED,
+    "tuple": lambda folder: tuple(NESTED),
+    "Dataset": lambda folder: table(),
+    "Parquet": lambda folder: table().to_parquet(folder / "a.parquet") and folder / "a.parquet",
+    "JSON": lambda folder: written(folder, json.dumps(NESTED), "a.json"),
+    "JSON Lines": lambda folder: written(folder, "\n".join(map(json.dumps, NESTED)), "a.jsonl"),
+    "saved": lambda folder: table().save_to_disk(str(folder / "saved")) or folder / "saved",
+    "frame": frame,
+    "frame from Parquet": frame_from_parquet,
+    "set to torch": lambda folder: table().with_format("torch"),
+    "set to pandas": lambda folder: table().with_format("pandas"),
+    "stream set to numpy": lambda folder: table().to_iterable_dataset().with_format("numpy"),
+    "stream": lambda folder: table().to_iterable_dataset(),
+    "function": lambda folder: lambda: iter(NESTED),
+    "function of a table": lambda folder: lambda: iter(table()),
+}
+
+
+@pytest.mark.parametrize("form", NESTED_FORMS.values(), ids=NESTED_FORMS.keys())
+def test_nested_keys_of_other_rows_are_not_there_whatever_the_source(form, tmp_path, monkeypatch):
+    """Prompts, row ids, and what a reward function gets: written out by hand, the same from every source."""
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    policy = tiny_policy(tokenizer=character_tokenizer(chat_template=WITH_CALLS))
+    loader = rl.PromptLoader(form(tmp_path), policy, batch_size=4, shuffle=False)
+    batch = loader.next_batch()
+    texts = ['12add{"a": "1"}3', '12add{"b": "2"}3add', '12add{"c": {"d": "3"}}3', "4True"]
+    assert list(batch.token_ids) == [tuple(policy.tokenizer(text)["input_ids"]) for text in texts]
+    assert batch.row_id.tolist() == [content_id(row) for row in NESTED]
+    assert [row["prompt"] for row in batch.rows] == [row["prompt"] for row in NESTED]
+    got = {}
+
+    def reward(completions, meta, tests, day, chat_template_kwargs, **rest):
+        got.update(meta=meta, tests=tests, day=day, chat_template_kwargs=chat_template_kwargs)
+        return [0.0] * len(completions)
+
+    rl.score(rl.sample(policy, batch, num_generations=1, max_completion_length=1, seed=0), reward)
+    assert {name: tuple(values) for name, values in got.items()} == COLUMNS
+
+
+def test_the_same_rows_have_the_same_v_star_whatever_the_source(tmp_path):
+    """Estimated on a list, looked up with rows of a table."""
+    policy = tiny_policy(tokenizer=character_tokenizer(chat_template=WITH_CALLS))
+    settings = {"num_value_samples": 2, "max_completion_length": 2, "progress": False}
+    values = rl.estimate_vstar(policy, NESTED, lambda completions: [1.0] * len(completions), **settings)
+    batch = rl.PromptLoader(table(), policy, batch_size=4).next_batch()
+    assert values(rl.sample(policy, batch, num_generations=1, max_completion_length=1)).tolist() == [1.0] * 4
+    assert len(values.keep_solvable(table())) == len(values.keep_solvable(NESTED)) == 4
+
+
+def test_numbers_that_a_table_widens_keep_their_ids(shared):
+    """A column of 1 and 2.5 is one of 1.0 and 2.5 in a table."""
+    import datasets
+
+    rows = [{"prompt": "1", "answer": 1, "more": [1, 0.5]}, {"prompt": "2", "answer": 2.5, "more": []}]
+    batches = [
+        rl.PromptLoader(source, shared, batch_size=2, shuffle=False).next_batch()
+        for source in (rows, datasets.Dataset.from_list(rows))
+    ]
+    assert batches[0].row_id.tolist() == batches[1].row_id.tolist()
+    assert content_id({"answer": 1}) != content_id({"answer": "1"}) != content_id({"answer": True})
+
+
+def test_a_transform_of_the_dataset_stays(shared):
+    """`with_transform` is not a form of the rows: it makes them."""
+    import datasets
+
+    made = datasets.Dataset.from_list([{"n": 1}]).with_transform(lambda rows: {"prompt": [f"{n}+" for n in rows["n"]]})
+    assert texts(rl.PromptLoader(made, shared, batch_size=1).next_batch()) == ["1+"]
+
+
+def test_what_pandas_has_no_form_for_is_none(shared):
+    """NaN is how it writes a missing number, alone or in a list of one; the row keeps its id."""
+    import pandas as pd
+
+    row = {"prompt": "1", "answer": None, "more": [1.5, None, 2.0]}
+    frame = pd.DataFrame([{**row, "answer": float("nan"), "more": [1.5, float("nan"), 2.0]}])
+    batch = rl.PromptLoader(frame, shared, batch_size=1).next_batch()
+    assert batch.rows == (row,) and batch.row_id.tolist() == [content_id(row)]
+
+
+def test_rows_that_lack_a_column_have_none(shared):
+    """In every batch: a reward function that takes the column can be called on rows without it."""
+    rows = [{"prompt": "1"}, {"prompt": "2", "answer": 2}]
+    loader = rl.PromptLoader(rows, shared, batch_size=1, shuffle=False)
+    assert [loader.next_batch().rows[0] for _ in rows] == [{"prompt": "1", "answer": None}, rows[1]]
+    assert rows[0] == {"prompt": "1"}
 
 
 def test_message_lists_in_a_frame_read_from_parquet_are_messages():

@@ -4,7 +4,14 @@ import pytest
 import torch
 from builders import CHARACTERS, CHAT_TEMPLATE, EOS, PAD, VOCABULARY, character_tokenizer, llama, make_rollout
 from tolerances import FLOAT32
-from transformers import GPT2Config, GPT2ForSequenceClassification, LlamaConfig, LlamaForSequenceClassification
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    GPT2Config,
+    GPT2ForSequenceClassification,
+    LlamaConfig,
+    LlamaForSequenceClassification,
+)
 
 import rlkit as rl
 from rlkit.rewards import RewardModel
@@ -130,7 +137,7 @@ def test_two_models_of_one_name_are_told_apart(folder):
 @pytest.mark.parametrize("config_pad", [None, PAD, EOS])
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
 def test_a_tokenizer_without_a_pad_token(kind, config_pad):
-    """B96: it gets one, in a copy; the config is in step while the model runs and as it was afterwards."""
+    """B96: the tokenizer and the config are as they were afterwards, and no embedding is added."""
     tokenizer = character_tokenizer(pad_token=None)
     model = classifier(kind=kind, pad=config_pad)
     embeddings = model.get_input_embeddings().weight.shape
@@ -139,7 +146,39 @@ def test_a_tokenizer_without_a_pad_token(kind, config_pad):
     torch.testing.assert_close(rl.score(PLAIN, reward).reward, torch.tensor(want), **FLOAT32)
     assert tokenizer.pad_token is None and tokenizer.padding_side == character_tokenizer().padding_side
     assert model.config.pad_token_id == config_pad and model.get_input_embeddings().weight.shape == embeddings
-    assert reward.tokenizer.pad_token_id == (EOS if config_pad is None else config_pad)
+
+
+def bert():
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
+    return BertForSequenceClassification(
+        BertConfig(vocab_size=len(VOCABULARY), num_labels=1, max_position_embeddings=64, initializer_range=0.3, **sizes)
+    )
+
+
+@pytest.mark.parametrize("config_pad", [None, PAD, EOS, -1])
+@pytest.mark.parametrize("pad_token", [None, "<pad>", "<eos>"])
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_a_batch_is_read_as_each_text_alone(pad_token, config_pad, side):
+    """Whatever pads, and with texts that end with the end token, which is no padding where the config does not say so.
+
+    The oracle is the model's own logits on the text alone, unpadded, under its own config.
+    """
+    tokenizer = character_tokenizer(chat_template=CHAT_TEMPLATE + "{{ eos_token }}", pad_token=pad_token)
+    tokenizer.padding_side = side
+    models = [classifier(), classifier(kind="gpt2")] + [bert()] * (config_pad == PAD)
+    for model in models:
+        model.config.pad_token_id = config_pad
+        reward = RewardModel(model, tokenizer, batch_size=3)  # rows of unequal lengths, and a second batch
+        want = []
+        for prompt, completion in zip(PROMPTS, COMPLETIONS, strict=True):
+            ids = [VOCABULARY["<bos>"], *ids_of(f"u:{prompt} a:{completion}"), EOS]
+            with torch.no_grad():
+                want.append(float(model.eval()(input_ids=torch.tensor([ids])).logits[0, 0]))
+            if config_pad in (None, -1, PAD) and model.config.model_type != "bert":  # the last token, by hand too
+                assert want[-1] == pytest.approx(by_hand(model, ids), abs=1e-5)
+        torch.testing.assert_close(rl.score(MESSAGES, reward).reward, torch.tensor(want), **FLOAT32)
+        assert model.config.pad_token_id == config_pad and tokenizer.pad_token == pad_token
 
 
 def test_a_config_that_disagrees_with_the_tokenizer():

@@ -218,6 +218,31 @@ def test_recurrent_models_draw_from_the_right_distribution(name, n):
         assert p_value(second, sum(after[c[0]].softmax(-1) for c in drawn)) > FALSE_ALARM
 
 
+@pytest.mark.parametrize(("name", "n"), [("mamba", 400), ("lfm2", 400), ("recurrent_gemma", 400), ("llama", 400)])
+def test_ids_without_a_token_are_never_drawn(name, n):
+    """A vocabulary padded from 46 to 64: what is drawn follows the other 46, the log-probabilities are the policy's."""
+    config = {**ATTENTION, **RECURRENT}[name]()
+    config.vocab_size = 64
+    policy = tiny_policy(random_model(lambda: config))
+    rollout = draw_some(policy, PROMPTS[:1], num_generations=n, max_completion_length=3, temperature=1.2)
+    assert int(rollout.completion_ids.max()) < V
+    assert_log_probabilities(policy, rollout)
+    prompt = rows_of(rollout)[0][0]
+    scores = own_logits(policy.model, prompt, [0])[-1] / 1.2
+    assert float(scores.softmax(-1)[V:].sum()) > 0.1  # drawn about every tenth time if nothing ruled them out
+    first = torch.bincount(torch.tensor([completion[0] for _, completion in rows_of(rollout)]), minlength=V)
+    assert p_value(first, n * scores[:V].softmax(-1)) > FALSE_ALARM
+    # Greedy: the likeliest token that there is, also where an id without one is likelier.
+    dataset = [{"prompt": prompt} for prompt in PROMPTS]
+    greedy = rl.evaluate(policy, dataset, lambda completions: [0.0] * 5, greedy=True, max_completion_length=8).rollout
+    overruled = 0
+    for prompt, completion in rows_of(greedy):
+        logits = own_logits(policy.model, prompt, completion)
+        assert completion == logits[:, :V].argmax(-1).tolist()
+        overruled += int((logits.argmax(-1) >= V).sum())
+    assert overruled
+
+
 @ALLOW_TRUNCATION
 def test_recurrent_models_honour_the_settings(recurrent):
     settings = {
