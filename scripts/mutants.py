@@ -308,8 +308,8 @@ MUTANTS = [
     Mutant("a cache that could not be reset drawn with", "engines/lifecycle.py", "if not self._calls.reset_cache():", "if self._calls.reset_cache() is None:", "engines/test_lifecycle.py"),
     # the view: what a completion may do to a page, and what thinning may hide
     Mutant("view: a completion ends its script", "view/report.py", 'return text.replace("<", "\\\\u003c")', "return text", "view/test_report.py"),
-    Mutant("view: a completion is markup", "view/text.py", "html.escape(visible(text, limit))", "visible(text, limit)", "view/test_data.py view/test_terminal.py view/test_figure.py view/test_dashboard.py"),
-    Mutant("view: a completion repaints the terminal", "view/text.py", 'if letter.isprintable() or letter == " ":', "if True:", "view/test_terminal.py"),
+    Mutant("view: a completion is markup", "text.py", "html.escape(visible(text, limit))", "visible(text, limit)", "view/test_data.py view/test_terminal.py view/test_figure.py view/test_dashboard.py"),
+    Mutant("view: a completion repaints the terminal", "text.py", 'if letter.isprintable() or letter == " ":', "if True:", "view/test_terminal.py"),
     Mutant("view: a record's headline is markup", "record.py", "html.escape(self._headline())", "self._headline()", "test_rollout.py"),
     Mutant("view: thinning loses the peaks", "view/series.py", "np.where(finite, rows[..., 2], -np.inf).argmax(1)", "np.where(finite, rows[..., 2], np.inf).argmin(1)", "view/test_series.py"),
     Mutant("view: thinning loses the gaps", "view/series.py", "merged[:, 6] = pairs[..., 6].sum(1)", "pass", "view/test_series.py"),

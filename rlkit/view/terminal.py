@@ -8,7 +8,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from rlkit.run.reader import RunReader
-from rlkit.view.text import visible
+from rlkit.text import visible
 
 if TYPE_CHECKING:
     import pandas as pd
