@@ -57,6 +57,18 @@ SAME = {
     "blanks at the end of a line": ["print(1)\na = '''x   \n y  \n  '''  \nb = f'''{a}  \n'''"],
     "not ASCII": ["größe = 'ä\u2028b'\nμ = len(größe)", "α = f'{μ}é'"],
     "form feed": ["print(1)\na = 'x\x0cy'\nb = 2"],
+    "line continued by an empty one": [
+        "x = 1 \\\n\nprint(x)",
+        "y = 2; \\\nz = 3\nprint(y) \\\n# said\nu = 4",
+        "def f():\n    return 1 \\\n\nv = f() \\\n\n",
+        "w = '''a \\\n\n'''  # not continued \\\nif w: \\\n\n    a = 5 \\\n  \\\n\nb = a",
+    ],
+    "as deep as a person writes": [
+        "print(1)\nx = " + " + ".join(["1"] * 900),
+        "y = 0\nif x == 0:\n    pass\n" + "\n".join(f"elif x == {i}:\n    y = {i}" for i in range(800, 1100)),
+        "z = 'a'" + ".strip()" * 400,
+    ],
+    "del and global": ["x = 1\ny = 2\ndel x", "def f():\n    global y, z\n    y += 1\n    z = y\nf()"],
     "line continued": ["print(1)\na = 1 + \\\n  2\nb = [\n1,\n  2]"],
     "redefined function": ["def f():\n    return 1", "a = f()", "def f():\n    return 2", "b = f()"],
     "default from a run cell": ["import math\nm = math.sqrt(4)\nprint(m)", "def f(x=m):\n    return x", "y = f()"],
