@@ -131,7 +131,7 @@ def with_columns(own: dict[str, Any], columns: Mapping[str, Any]) -> dict[str, A
         {'reward': [1], 'column:reward': [0], 'answer': ['x']}
     """
     table = own | {(f"column:{name}" if name in own else name): list(cells) for name, cells in columns.items()}
-    return {name: [printable(cell) for cell in cells] for name, cells in table.items()}
+    return {printable(name): [printable(cell) for cell in cells] for name, cells in table.items()}
 
 
 def printable(cell: Any) -> Any:

@@ -49,7 +49,7 @@ class RewardLog:
         self.columns: dict[str, list[Any]] = {}
         self.numbers: dict[str, list[float]] = {}
 
-    def extra(self, column: str, values: Sequence[Any]) -> None:
+    def extra(self, column: str, values: Any) -> None:
         """`log_extra`: a further column of the completions table."""
         if column in ("group_id", "reward") or column.startswith(("rewards/", "failures/")):
             raise ValueError(f"log_extra({column!r}): the table has a column of that name; choose another one.")
