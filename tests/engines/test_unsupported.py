@@ -17,7 +17,7 @@ pytestmark = [
 def policy():
     tokenizer = rl.load_policy("tiny-add").tokenizer
     config = GPTNeoConfig(
-        vocab_size=64, hidden_size=32, num_layers=2, attention_types=[[["global"], 2]], num_heads=2, eos_token_id=1
+        vocab_size=128, hidden_size=32, num_layers=2, attention_types=[[["global"], 2]], num_heads=2, eos_token_id=1
     )
     return rl.Policy(GPTNeoForCausalLM(config), tokenizer)
 

@@ -62,6 +62,9 @@ SAME = {
         "y = 2; \\\nz = 3\nprint(y) \\\n# said\nu = 4",
         "def f():\n    return 1 \\\n\nv = f() \\\n\n",
         "w = '''a \\\n\n'''  # not continued \\\nif w: \\\n\n    a = 5 \\\n  \\\n\nb = a",
+        "print(1) \\\n\nimport json\nprint(2); \\\nimport math\nprint(3)",
+        "def g():\n    return json.dumps(1)\n\nc = g()",
+        "d = c \\\n\n",
     ],
     "as deep as a person writes": [
         "print(1)\nx = " + " + ".join(["1"] * 900),
