@@ -4,12 +4,14 @@ import argparse
 from collections.abc import Sequence
 
 from rlkit.commands import ctl, demo, export, report, serve, view
+from rlkit.text import tolerate_encodings
 
 COMMANDS = (demo, export, ctl, view, report, serve)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
+    tolerate_encodings()
     parser = argparse.ArgumentParser(prog="rlkit", description="Online RL of language models, in small steps.")
     commands = parser.add_subparsers(dest="command", required=True)
     for command in COMMANDS:

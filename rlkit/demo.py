@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 
 import rlkit as rl
+from rlkit.text import say
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ def run_demo(
     settings = PRESETS[model, algorithm]
     if max_steps is not None:
         settings = replace(settings, max_steps=max_steps)
-    print(f"\n== {algorithm} on {model}: {settings}")
+    say(f"\n== {algorithm} on {model}: {settings}")
     rl.setup(seed=seed)
     policy = rl.load_policy(model)
     task = rl.tasks.load("addition", conversational=model != "tiny-add")
@@ -82,7 +83,7 @@ def run_demo(
         return rl.evaluate(policy, test, task.rewards, max_completion_length=settings.max_completion_length, seed=seed)
 
     before = evaluate()
-    print(f"held-out accuracy before: {before.reward:.3f} over {len(test)} prompts")
+    say(f"held-out accuracy before: {before.reward:.3f} over {len(test)} prompts")
     run = rl.Run(Path(out) / f"demo-{model}-{algorithm}", config=vars(settings) | {"model": model, "seed": seed})
     run.dashboard(every=settings.every)
     started = time.perf_counter()
@@ -90,7 +91,7 @@ def run_demo(
     seconds = time.perf_counter() - started
     after = evaluate()
     print_table(before, after)
-    print(
+    say(
         f"{algorithm} on {model}: held-out accuracy {before.reward:.3f} -> {after.reward:.3f} after {run.step} updates "
         f"in {seconds:.0f} s; numbers in {run.path}/metrics.jsonl"
     )
@@ -134,7 +135,7 @@ def train_a2po(policy: rl.Policy, task: rl.tasks.Task, run: rl.Run, settings: Se
         beta1=settings.beta1,
         max_completion_length=settings.max_completion_length,
     )
-    print(vstar)
+    say(vstar)
     run.count_reward_calls(vstar.reward_calls)
     prompts = rl.PromptLoader(vstar.keep_solvable(rows), policy, batch_size=settings.batch_size, seed=seed)
     for step, batch in run.steps(prompts, settings.max_steps):
@@ -157,11 +158,11 @@ LOOPS: dict[str, Callable[[rl.Policy, rl.tasks.Task, rl.Run, Settings, int], Non
 def print_table(before: rl.Evaluation, after: rl.Evaluation, rows: int = 8) -> None:
     """Print completions of the same prompts before and after."""
     left, right = before.to_pandas().head(rows), after.to_pandas().head(rows)
-    print(f"\n{'prompt':<48}{'before':<28}{'after':<28}reward")
+    say(f"\n{'prompt':<48}{'before':<28}{'after':<28}reward")
     for i in range(len(left)):
         prompt, old, new = (
             str(frame[name][i]).replace("\n", " ")
             for frame, name in ((left, "prompt"), (left, "completion"), (right, "completion"))
         )
-        print(f"{prompt[:46]:<48}{old[:26]:<28}{new[:26]:<28}{left['reward'][i]:g} -> {right['reward'][i]:g}")
-    print()
+        say(f"{prompt[:46]:<48}{old[:26]:<28}{new[:26]:<28}{left['reward'][i]:g} -> {right['reward'][i]:g}")
+    say("")

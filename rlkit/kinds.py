@@ -10,7 +10,7 @@ from typing import Any
 
 SIMPLE = {"bool": bool, "int": int, "float": float, "str": str, "list": list, "dict": dict, "tuple": tuple, "set": set}
 ALIASES = {"List": "list", "Dict": "dict", "Tuple": "tuple", "Set": "set", "Sequence": "list", "Mapping": "dict"}
-CONTAINERS = ("list", "tuple", "set", "dict")
+CONTAINERS = {"list": 1, "tuple": 1, "set": 1, "dict": 2}  # how many types stand in their brackets; a tuple's any
 NOTHING = ("none", "null")
 
 
@@ -35,7 +35,10 @@ def normalise(annotation: ast.expr) -> str | None:
     if isinstance(annotation, ast.Constant):
         if annotation.value is None:
             return "None"
-        return normalise(_expression(annotation.value)) if isinstance(annotation.value, str) else None
+        try:
+            return normalise(_expression(annotation.value)) if isinstance(annotation.value, str) else None
+        except (SyntaxError, ValueError):
+            return None
     name = _name(annotation)
     if name is not None:
         name = ALIASES.get(name, name)
@@ -47,15 +50,17 @@ def normalise(annotation: ast.expr) -> str | None:
     outer, inner = _name(annotation.value), annotation.slice
     parts = list(inner.elts) if isinstance(inner, ast.Tuple) else [inner]
     if outer == "Optional":
-        return _union([inner, ast.Constant(None)])
+        return _union([*parts, ast.Constant(None)]) if len(parts) == 1 else None
     if outer == "Union":
         return _union(parts)
     if outer == "Literal":
-        return f"Literal{[ast.literal_eval(part) for part in parts]!r}"
+        choices = [getattr(part, "value", part) for part in parts]
+        return f"Literal{choices!r}" if all(isinstance(one, str | int | float | None) for one in choices) else None
     outer = ALIASES.get(outer or "", outer or "")
-    if outer not in CONTAINERS:
+    endless = outer == "tuple" and len(parts) == 2 and isinstance(parts[1], ast.Constant) and parts[1].value is ...
+    if len(parts) != CONTAINERS.get(outer, -1) and not (outer == "tuple" and parts):
         return None
-    texts = ["..." if isinstance(p, ast.Constant) and p.value is ... else normalise(p) for p in parts]
+    texts = [normalise(part) for part in parts[: 1 if endless else None]] + ["..."] * endless
     return None if None in texts else f"{outer}[{', '.join(text or '' for text in texts)}]"
 
 

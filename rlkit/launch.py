@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rlkit.export import export_text
+from rlkit.text import say
 
 FOREIGN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "GROUP_RANK")
 FOREIGN_PREFIXES = ("TORCHELASTIC_", "ACCELERATE_", "SLURM_", "OMPI_", "PMI_")
@@ -77,12 +78,18 @@ def clean_environment(nproc: int, strategy: str, env: Mapping[str, str] | None) 
 def _stream(command: list[str], env: dict[str, str], check: bool) -> int:
     last: list[str] = []
     process = subprocess.Popen(
-        command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+        command,
+        env=env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="backslashreplace",
+        start_new_session=True,
     )
     assert process.stdout is not None
     try:
         for line in process.stdout:
-            print(line, end="", flush=True)
+            say(line, end="", flush=True)
             last = [*last[-39:], line]
         status = process.wait()
     except BaseException:  # an interrupt: the processes end between two steps and save

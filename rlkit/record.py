@@ -1,7 +1,6 @@
 """What the records of a step share: a table for people, and a file for later that needs no model and runs no code."""
 
 import abc
-import html
 import io
 import os
 import pickle
@@ -12,6 +11,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
+
+from rlkit.text import table_html
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -53,8 +54,7 @@ class Record(abc.ABC):
         """What the record holds, in one line."""
 
     def _repr_html_(self) -> str:
-        frame = self.to_pandas().head(8)
-        return f"<p>{html.escape(self._headline())}</p>" + frame.to_html(index=False, escape=True, max_cols=16)
+        return table_html(self._headline(), self.to_pandas().head(8))
 
     def __repr__(self) -> str:
         return f"<{self._headline()}>"
@@ -131,7 +131,7 @@ def with_columns(own: dict[str, Any], columns: Mapping[str, Any]) -> dict[str, A
         {'reward': [1], 'column:reward': [0], 'answer': ['x']}
     """
     table = own | {(f"column:{name}" if name in own else name): list(cells) for name, cells in columns.items()}
-    return {name: [printable(cell) for cell in cells] for name, cells in table.items()}
+    return {printable(name): [printable(cell) for cell in cells] for name, cells in table.items()}
 
 
 def printable(cell: Any) -> Any:

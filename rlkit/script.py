@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 from rlkit.flags import Parameter, parse
 from rlkit.run.settings import current
 from rlkit.run.stopping import expect_preemption
+from rlkit.text import say, tolerate_encodings
 
 T = TypeVar("T")
 _loop: asyncio.AbstractEventLoop | None = None
@@ -38,6 +39,7 @@ def flags(doc: str | None, *parameters: tuple[str, str, Any, str]) -> dict[str, 
     Raises:
         SystemExit: a wrong flag (2), --help or --print-config (0).
     """
+    tolerate_encodings()
     prog = os.path.basename(sys.argv[0])
     known = [Parameter(*parameter) for parameter in parameters]
     resolved = parse(known, sys.argv[1:], prog=prog, description=doc or "")
@@ -87,7 +89,7 @@ def start(file: str, *, notebook: str, sha256: str) -> None:
     changed = current.script.get("changed")
     if changed and _rank() == 0:
         shown = ", ".join(f"{name}={current.parameters[name]!r}" for name in changed)
-        print(f"rlkit: {os.path.basename(file)} with {shown}", flush=True)
+        say(f"rlkit: {os.path.basename(file)} with {shown}", flush=True)
     before = sys.excepthook
 
     def keep(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -139,7 +141,7 @@ def display(*objects: Any, **options: Any) -> None:
     """
     if _rank() == 0:
         for thing in objects:
-            print(thing)
+            say(thing)
 
 
 def _rank() -> int:

@@ -332,7 +332,7 @@ BAD_LOGS = {
         ValueError,
         r"run\.log: 'reward' is measured already; choose another name",
     ),
-    "text": ({"step": 2, "note": "fine"}, TypeError, r"run\.log: 'note' must be a number or a tensor, got str"),
+    "text": ({"step": 2, "note": "fine"}, TypeError, r"run\.log: 'note' must be a number, or None for none; got str"),
 }
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from rlkit.commands.arguments import Subparsers
 from rlkit.run.controls import ORDERS, send, why_over
 from rlkit.run.lines import read_json
-from rlkit.view.text import visible
+from rlkit.text import visible
 
 
 def add_parser(commands: "Subparsers[argparse.ArgumentParser]") -> argparse.ArgumentParser:

@@ -24,6 +24,7 @@ from rlkit.engines.colocate_settings import (
     checked_length,
     checked_lora,
     llm_settings,
+    short_refusal,
     tensor_parallel_group,
 )
 from rlkit.engines.in_process import InProcessLLM
@@ -120,7 +121,8 @@ class VLLMColocate:
             enforce_eager=enforce_eager,
         )
         self._group = tensor_parallel_group(tensor_parallel_size)
-        self._llm = InProcessLLM(settings, device=policy.device, name=self.name, on_close=self._on_close)
+        with short_refusal(policy):
+            self._llm = InProcessLLM(settings, device=policy.device, name=self.name, on_close=self._on_close)
         self._lifecycle = Lifecycle(self._llm, self.name)
         self._closed = ""
 

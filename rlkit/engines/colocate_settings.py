@@ -1,7 +1,9 @@
 """What `vllm.LLM` is started with for a policy, and what is refused before it is."""
 
+import contextlib
 import copy
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -106,6 +108,26 @@ def write_skeleton(policy: "Policy", folder: str) -> str:
         lm.generation_config.save_pretrained(folder)
     policy.tokenizer.save_pretrained(folder)
     return folder
+
+
+@contextlib.contextmanager
+def short_refusal(policy: "Policy") -> Iterator[None]:
+    """A model that vLLM cannot run is named in two lines: vLLM lists every model that it knows.
+
+    Raises:
+        ValueError: vLLM does not know the model's architecture, and its Transformers backend does not take it.
+    """
+    try:
+        yield
+    except ValueError as error:
+        if "not supported" not in str(error) or "rchitecture" not in str(error):
+            raise
+        import vllm
+
+        raise ValueError(
+            f"VLLMColocate: vLLM {vllm.__version__} cannot run {type(causal_lm_of(policy.model)).__name__} "
+            f"({policy.name!r}). Leave the engine out: rl.sample needs none."
+        ) from None
 
 
 def checked_length(policy: "Policy", max_model_length: int | None) -> int:

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 PREFIX = "rlkit-serve-"  # of folders for a model and a log
 LAST_LINES = 15  # of the log, in an error
+LINE_LENGTH = 400  # vLLM lists all models that it knows in one
 
 
 class Server:
@@ -87,7 +88,7 @@ class Server:
     def _last_lines(self) -> str:
         lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines() if self.log.exists() else []
         errors = [line for line in lines[:-LAST_LINES] if "Error" in line][-3:]
-        return "\n".join([*errors, *lines[-LAST_LINES:]])
+        return "\n".join(line[:LINE_LENGTH] for line in [*errors, *lines[-LAST_LINES:]])
 
     def __enter__(self) -> "Server":
         return self

@@ -5,11 +5,14 @@ the notebook's names that running it reads, `later` those that only its function
 """
 
 import ast
+import contextlib
 import io
+import itertools
 import symtable
+import sys
 import tokenize
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -18,6 +21,10 @@ from rlkit.export.magics import plain_python
 from rlkit.export.problems import Problem
 from rlkit.export.reading import Cell, Notebook
 from rlkit.export.syntax import dotted, is_import
+from rlkit.text import visible
+
+MOST_NESTED = 1000  # levels of a syntax tree; a chain of as many additions
+SPLIT = "Write it in several statements."
 
 
 @dataclass(frozen=True)
@@ -33,6 +40,7 @@ class Unit:
         now: names of other units that it reads when it runs.
         later: names that its functions read when they are called.
         star: True for `from x import *`.
+        changes: those of `binds` that it needs a value of and only changes or deletes: `x += 1`, `del x`.
     """
 
     cell: int
@@ -43,6 +51,12 @@ class Unit:
     now: frozenset[str]
     later: frozenset[str]
     star: bool = False
+    changes: frozenset[str] = frozenset()
+
+    @property
+    def gives(self) -> frozenset[str]:
+        """Names that it gives a value to, whether they had one or not."""
+        return self.binds - self.changes
 
     @property
     def line(self) -> int:
@@ -129,7 +143,7 @@ def analyse(notebook: Notebook) -> Program:
     problems: list[Problem] = []
     cells = []
     unread: set[str] = set()
-    postponed = any(_postpones(cell.source) for cell in notebook.cells if cell.is_code)
+    postponed = any(postpones(cell.source) for cell in notebook.cells if cell.is_code)
     for cell in sorted((cell for cell in notebook.cells if cell.is_code), key=lambda cell: "setup" not in cell.roles):
         plain = plain_python(cell.source, cell.number)
         problems += plain.problems
@@ -147,12 +161,13 @@ def words(source: str) -> set[str]:
     return set("".join(letter if letter.isalnum() or letter == "_" else " " for letter in source).split())
 
 
-def _postpones(source: str) -> bool:
+def postpones(source: str) -> bool:
     """True for `from __future__ import annotations`: it stands at the top of the script, and holds for all of it."""
-    return any(
-        line.strip().startswith("from __future__ import") and "annotations" in words(line)
-        for line in source.split("\n")
-    )
+    for before, after in itertools.pairwise(source.replace("\\\n", " ").split("from __future__ import")):
+        names = after.split(")")[0] if after.lstrip().startswith("(") else after.split("\n")[0]
+        if not before.split("\n")[-1].strip() and "annotations" in words(names):
+            return True
+    return False
 
 
 def analyse_cell(cell: Cell, source: str, postponed: bool = False) -> tuple[CodeCell | None, list[Problem]]:
@@ -160,28 +175,57 @@ def analyse_cell(cell: Cell, source: str, postponed: bool = False) -> tuple[Code
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # "\d" in a string is the notebook's affair
-            tree = ast.parse(source)
             compile(source, f"cell {cell.number}", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
-    except (SyntaxError, ValueError) as error:
+            with deeper():
+                return _analyse(cell, source, postponed)
+    except RecursionError:
+        return None, [Problem("E103", cell.number, 0, "nested too deeply for Python's compiler.", SPLIT)]
+    except (SyntaxError, ValueError, tokenize.TokenError) as error:
         line = getattr(error, "lineno", 0) or 0
         shown = source.split("\n")[line - 1].strip() if 0 < line <= source.count("\n") + 1 else ""
+        shown = visible(shown, 80)
         reason = f"not Python: {getattr(error, 'msg', error)}" + (f": `{shown}`." if shown else ".")
         return None, [Problem("E103", cell.number, line, reason, "Mend it, or tag the cell notebook-only.")]
+
+
+def _analyse(cell: Cell, source: str, postponed: bool) -> tuple[CodeCell | None, list[Problem]]:
+    tree = ast.parse(source)
+    depth = _depth(tree)
+    if depth > MOST_NESTED:
+        reason = f"an expression or block of {depth} levels; {MOST_NESTED} can be exported."
+        return None, [Problem("E103", cell.number, 0, reason, SPLIT)]
     source, problems = rewrite_awaits(source, tree, cell.number)
     if problems:
         return None, problems
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        tree = ast.parse(source)
-        lines = tuple(source.split("\n"))
-        units = tuple(_units(cell.number, lines, tree, postponed))
+    tree = ast.parse(source)
+    lines = tuple(source.split("\n"))
+    units = tuple(_units(cell.number, lines, tree, postponed))
     return CodeCell(cell, lines, units, _inside_strings(source), _allowed(source)), []
+
+
+def _depth(tree: ast.AST) -> int:
+    depth, level = 0, [tree]
+    while level:
+        depth, level = depth + 1, [child for node in level for child in ast.iter_child_nodes(node)]
+    return depth
+
+
+@contextlib.contextmanager
+def deeper() -> Iterator[None]:
+    """Room for visiting syntax trees of `MOST_NESTED` levels, up to six calls a level."""
+    before = sys.getrecursionlimit()
+    sys.setrecursionlimit(max(before, 6 * MOST_NESTED + 1000))
+    try:
+        yield
+    finally:
+        sys.setrecursionlimit(before)
 
 
 def _units(cell: int, lines: tuple[str, ...], tree: ast.Module, postponed: bool) -> Iterator[Unit]:
     groups: list[list[ast.stmt]] = []
+    ends = _logical_ends("\n".join(lines))
     for node in tree.body:
-        if groups and _first_line(node) <= (groups[-1][-1].end_lineno or 0):
+        if groups and _first_line(node) <= ends[groups[-1][-1].end_lineno or 0]:
             groups[-1].append(node)
         else:
             groups.append([node])
@@ -191,11 +235,12 @@ def _units(cell: int, lines: tuple[str, ...], tree: ast.Module, postponed: bool)
         return
     first = 1
     for place, group in enumerate(groups):
-        last = (group[-1].end_lineno or 0) if place < len(groups) - 1 else len(lines)
+        last = ends[group[-1].end_lineno or 0] if place < len(groups) - 1 else len(lines)
         text = "\n".join([""] * (_first_line(group[0]) - 1) + list(lines[_first_line(group[0]) - 1 : last]))
         binds, now, later = names_of(text, postponed)
         star = any(isinstance(node, ast.ImportFrom) and node.names[0].name == "*" for node in group)
-        yield Unit(cell, first, last, tuple(group), binds, now, later, star)
+        changes = binds & (_changed(group) - _given(group))
+        yield Unit(cell, first, last, tuple(group), binds, now, later, star, changes)
         first = last + 1
 
 
@@ -243,31 +288,62 @@ def names_of(source: str, postponed: bool = False) -> tuple[frozenset[str], froz
             visit(child, deferred)
 
     first = "from __future__ import annotations\n" if postponed else ""
-    visit(symtable.symtable(first + source, "cell", "exec"), False)
+    visit(symtable.symtable(f"{first}{source}\n\n", "cell", "exec"), False)
     if postponed and "annotations" not in words(source):
         binds.discard("annotations")
-    now |= _added_to(ast.parse(source))
+    tree = ast.parse(source + "\n\n")
+    now |= _changed([tree], functions=False)
+    later |= {name for name in _changed([tree]) & binds if name not in now}
     for private in [name for name in binds | now | later if name.startswith(".")]:  # comprehension arguments
         for group in (binds, now, later):
             group.discard(private)
     return frozenset(binds), frozenset(now), frozenset(later)
 
 
-def _added_to(tree: ast.AST) -> set[str]:
-    """Names that `x += 1` reads, outside of functions and classes; to symtable it only binds them."""
+def _changed(nodes: Sequence[ast.AST], *, functions: bool = True) -> set[str]:
+    """Names that `x += 1` and `del x` need a value of, which to symtable they only bind; in functions too, or not."""
     found = set()
-    todo = list(ast.iter_child_nodes(tree))
+    todo = list(nodes)
     while todo:
         node = todo.pop()
         if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
             found.add(node.target.id)
-        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda):
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Del):
+            found.add(node.id)
+        if functions or not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda):
             todo += ast.iter_child_nodes(node)
     return found
 
 
+def _given(nodes: Sequence[ast.AST]) -> set[str]:
+    """Names that something in the statements gives a value to without needing the old one."""
+    parts = [part for top in nodes for part in ast.walk(top)]
+    changed = {id(part.target) for part in parts if isinstance(part, ast.AugAssign)}
+    found = set()
+    for part in parts:
+        if isinstance(part, ast.Name):
+            if isinstance(part.ctx, ast.Store) and id(part) not in changed:
+                found.add(part.id)
+        elif isinstance(part, ast.alias):
+            found.add(part.asname or part.name.split(".")[0])
+        else:  # def, class, except ... as, case ... as
+            found.add(getattr(part, "name", None) or getattr(part, "rest", None) or "")
+    return found
+
+
+def _logical_ends(source: str) -> dict[int, int]:
+    """The last line of the logical line that each line belongs to: a backslash joins the next one, an empty one too."""
+    ends: dict[int, int] = {}
+    first = 1
+    for token in _tokens(source):
+        if token.type in (tokenize.NEWLINE, tokenize.NL, tokenize.ENDMARKER):
+            ends |= dict.fromkeys(range(first, token.start[0] + 1), token.start[0])
+            first = token.start[0] + 1
+    return ends
+
+
 def _tokens(source: str) -> Iterator[tokenize.TokenInfo]:
-    yield from tokenize.generate_tokens(io.StringIO(source + "\n").readline)
+    yield from tokenize.generate_tokens(io.StringIO(source + "\n\n").readline)
 
 
 def _inside_strings(source: str) -> frozenset[int]:

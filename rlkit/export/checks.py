@@ -7,8 +7,9 @@ import ast
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from rlkit.export.analysis import CodeCell, Program, Unit, analyse_cell
+from rlkit.export.analysis import CodeCell, Program, Unit, analyse_cell, postpones
 from rlkit.export.awaits import SCRIPT
+from rlkit.export.certain import always, may_catch, names_read, surely_called
 from rlkit.export.handed import BUILTINS
 from rlkit.export.magics import plain_python
 from rlkit.export.parameters import Parameters
@@ -20,6 +21,7 @@ TAG = "Tag the cell notebook-only, or take it out."
 ASKING = {"input", "breakpoint", "exit", "quit", "getpass.getpass", "rl.export", "rlkit.export"}
 ASKING_ANYWHERE = {"get_ipython", "set_trace", "notebook_login"}  # of pdb and ipdb, of huggingface_hub ...
 PARSERS = {"ArgumentParser", "HfArgumentParser", "TrlParser", "Fire", "SimpleParser"}
+ANNOTATED = (ast.arg, ast.FunctionDef, ast.AsyncFunctionDef, ast.AnnAssign)
 KERNEL_ONLY = {"In", "Out", "_", "__", "___", "_i", "_ii", "_iii", "_ih", "_oh", "_dh"}
 
 
@@ -86,11 +88,13 @@ def undefined(facts: Facts) -> Iterator[Problem]:
     """E109: a name is read before any exported cell gives it a value; W209 where that is not certain.
 
     Hidden state of the kernel, a cell that is notebook-only, or cells that were run in another order. Not certain is a
-    name that only a branch reads, that its statement may catch, or that `exec` or `globals()` may have made.
+    name that only a branch reads, that its statement may catch, that `exec` or `globals()` may have made, or that a
+    function reads which is not surely called.
     """
     units = facts.program.units
     known = BUILTINS | PROVIDED | {SCRIPT} | facts.program.unread
-    everywhere = known.union(*(unit.binds for unit in units)) if units else known
+    everywhere = known.union(*(unit.gives for unit in units)) if units else known
+    called = surely_called(facts.program)
     left_out = _names_of_left_out(facts)
     seen = set(known)
     star = dynamic = False
@@ -98,26 +102,54 @@ def undefined(facts: Facts) -> Iterator[Problem]:
     for unit in units:
         star |= unit.star
         dynamic |= _makes_names(unit)
-        wanted = unit.now - seen - (frozenset() if _is_simple(unit) else unit.binds)
+        wanted = unit.now - seen - (frozenset() if _is_simple(unit) else unit.gives)
         for name in sorted(wanted):
             if star or name in reported or _walrus(unit, name):
                 continue
             reported.add(name)
             reason, fix = _explain(name, unit, units, left_out)
-            certain = not (dynamic or _may_catch(unit)) and _surely_reads(unit, name)
+            certain = not (dynamic or may_catch(unit.nodes)) and name in names_read(always(unit.nodes))
             yield Problem("E109" if certain else "W209", unit.cell, _line_of(unit, name), reason, fix)
         for name in sorted(unit.later - everywhere - reported):
             if star:
                 continue
             reported.add(name)
             reason, fix = _explain(name, unit, units, left_out)
-            yield Problem("W209", unit.cell, _line_of(unit, name), reason, fix)
+            certain = not dynamic and any(name in called.get(one, ()) for one in unit.binds)
+            yield Problem("E109" if certain else "W209", unit.cell, _line_of(unit, name), reason, fix)
         if "__file__" in unit.now | unit.later:
             fix = "Use a path from the parameters."
             yield Problem(
                 "W209", unit.cell, _line_of(unit, "__file__"), "`__file__` does not exist in a notebook.", fix
             )
-        seen |= unit.binds
+        seen |= unit.gives
+
+
+def later_future(facts: Facts) -> Iterator[Problem]:
+    """E110: `from __future__ import annotations` where the script would mean something else by it than the notebook.
+
+    In a notebook it holds for what runs after it; in a script it stands at the top and holds for all cells.
+    """
+    cells = facts.program.notebook.cells
+    annotated = {cell.number for cell, node in facts.program.nodes(ANNOTATED) if _annotates(node)}
+    annotated.discard(facts.parameters.cell or 0)  # their types are kinds of flags
+    where = [cell.number for cell in cells if cell.kind != "markdown" and postpones(cell.source)]
+    exported = [cell.number for cell in cells if cell.is_code and cell.number in where]
+    for number in where[:1] if where[:1] != exported[:1] else ():
+        if any(other > number and other not in exported for other in annotated):
+            reason = "`from __future__ import annotations` of a notebook-only cell holds for the cells after it."
+            yield Problem("E110", number, 0, reason, "Put it into the first cell that is exported.")
+    for number in exported[:1]:
+        before = [other for other in annotated if other < number]
+        if before:
+            reason = f"`from __future__ import annotations` would hold for cell {min(before)} too, which ran before it."
+            yield Problem("E110", number, 0, reason, f"Put it into cell {min(before)}, or into a cell before that.")
+
+
+def _annotates(node: ast.AST) -> bool:
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+        return node.returns is not None
+    return getattr(node, "annotation", None) is not None
 
 
 def script_names(facts: Facts) -> Iterator[Problem]:
@@ -175,29 +207,6 @@ def _walrus(unit: Unit, name: str) -> bool:
     return any(node.target.id == name for node in walruses)
 
 
-def _may_catch(unit: Unit) -> bool:
-    return any(isinstance(node, ast.Try) and node.handlers for node in unit.nodes)
-
-
-def _surely_reads(unit: Unit, name: str) -> bool:
-    """False if only branches that may not run read it."""
-    return any(isinstance(node, ast.Name) and node.id == name for top in unit.nodes for node in _always(top))
-
-
-def _always(node: ast.AST) -> Iterator[ast.AST]:
-    """Of a statement what runs in any case; the body of a loop counts as such."""
-    yield node
-    parts: Iterable[ast.AST] = ast.iter_child_nodes(node)
-    if isinstance(node, ast.If | ast.IfExp):
-        parts = [node.test]
-    elif isinstance(node, ast.BoolOp):
-        parts = node.values[:1]
-    elif isinstance(node, ast.Match):
-        parts = [node.subject]
-    for part in parts:
-        yield from _always(part)
-
-
 def _makes_names(unit: Unit) -> bool:
     """True for `exec(...)`, `globals()[...] = ...` and `globals().update(...)`."""
     for node in (node for top in unit.nodes for node in ast.walk(top)):
@@ -218,4 +227,11 @@ def _line_of(unit: Unit, name: str) -> int:
     return min(places, default=unit.line)
 
 
-ERRORS: tuple[Check, ...] = (asks_a_person, nothing_to_run, reads_the_command_line, undefined, script_names)
+ERRORS: tuple[Check, ...] = (
+    asks_a_person,
+    nothing_to_run,
+    reads_the_command_line,
+    undefined,
+    later_future,
+    script_names,
+)

@@ -4,7 +4,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlkit.export.analysis import Program, analyse
+from rlkit.export.analysis import Program, analyse, deeper
 from rlkit.export.checks import ERRORS, Facts
 from rlkit.export.find import this_notebook
 from rlkit.export.lint import WARNINGS
@@ -13,6 +13,8 @@ from rlkit.export.placement import place
 from rlkit.export.problems import ExportError, Problem
 from rlkit.export.reading import GENERATED, read_notebook
 from rlkit.export.writing import code_hash, write_script
+from rlkit.record import printable
+from rlkit.text import say
 
 
 @dataclass(frozen=True)
@@ -48,12 +50,13 @@ def export_text(notebook: str | os.PathLike[str], *, name: str | None = None, st
 
     read = read_notebook(notebook)
     program = analyse(read)
-    parameters = read_parameters(program)
-    placement = place(program, parameters.cell)
-    facts = Facts(program, parameters, placement)
-    problems = [*program.problems, *parameters.problems]
-    for check in (*ERRORS, *WARNINGS):
-        problems += check(facts)
+    with deeper():
+        parameters = read_parameters(program)
+        placement = place(program, parameters.cell)
+        facts = Facts(program, parameters, placement)
+        problems = [*program.problems, *parameters.problems]
+        for check in (*ERRORS, *WARNINGS):
+            problems += check(facts)
     problems = sorted(_not_allowed(problems, program), key=lambda one: (one.cell, one.line, one.code))
     stopping = [one for one in problems if one.is_error or (strict and one.code.startswith("W"))]
     if any(one.is_error for one in stopping):
@@ -61,8 +64,12 @@ def export_text(notebook: str | os.PathLike[str], *, name: str | None = None, st
     if stopping:
         raise ExportError(read.name, stopping)
     script = name or script_path(Path(read.name), None).name
-    text = write_script(program, parameters, placement, name=script, version=__version__)
-    compile(text, script, "exec", dont_inherit=True)
+    text = write_script(program, parameters, placement, name=str(printable(script)), version=__version__)
+    try:
+        compile(text, "script", "exec", dont_inherit=True)
+    except (SyntaxError, ValueError, RecursionError) as error:
+        reason = f"the cells are Python one by one, and not as one script: {error}."
+        raise ExportError(read.name, [Problem("E103", 0, 0, reason, "Please report it, with the notebook.")]) from error
     return Exported(read.name, text, code_hash(program), tuple(problems))
 
 
@@ -96,7 +103,7 @@ def export(
     target = script_path(source, out)
     exported = export_text(source, name=target.name, strict=strict)
     for problem in exported.problems:
-        print(problem.text(exported.notebook))
+        say(problem.text(exported.notebook))
     write_safely(target, exported.text)
     return target
 

@@ -79,7 +79,9 @@ def plain_python(source: str, cell: int) -> Plain:
         stand_in, problem = _line(match, lines[start], text, cell, start + 1)
         problems.append(problem)
         lines[start : start + span] = [stand_in + "\n"] + ["#\n"] * (span - 1)
-    return Plain("".join(lines).rstrip("\n"), tuple(problems))
+    text = "".join(lines)
+    is_continued = text.rstrip().endswith("\\")  # by an empty line
+    return Plain(text.removesuffix("\n") if is_continued else text.rstrip("\n"), tuple(problems))
 
 
 def _cell_magic(lines: list[str], first: int, cell: int) -> tuple[str, Problem]:

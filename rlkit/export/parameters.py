@@ -130,15 +130,15 @@ def _literal(node: ast.expr) -> object:
     """A literal, or arithmetic of numbers such as `64 * 8`."""
     try:
         return ast.literal_eval(node)
-    except ValueError:
+    except (ValueError, TypeError):
         allowed = (ast.BinOp, ast.UnaryOp, ast.Constant, ast.operator, ast.unaryop)
         if not all(isinstance(part, allowed) for part in ast.walk(node)) or any(
             isinstance(part, ast.Constant) and type(part.value) not in (int, float) for part in ast.walk(node)
         ):
-            raise
+            raise ValueError("not a literal") from None
     try:
         return eval(compile(ast.Expression(node), "default", "eval"), {"__builtins__": {}})
-    except ArithmeticError as error:
+    except (ArithmeticError, TypeError, MemoryError) as error:
         raise ValueError(str(error)) from error
 
 

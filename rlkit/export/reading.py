@@ -4,19 +4,21 @@ Outputs, execution times and ids are not read: running the notebook does not cha
 kept for one warning (cells run out of order).
 """
 
+import json
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rlkit.export.problems import ExportError, Problem
 from rlkit.export.tags import known_tags
+from rlkit.record import printable
 
 GENERATED = "Written by `rlkit export`"  # stands in the first lines of every script
 SUFFIXES = (".ipynb", ".py", ".md")
-SAVE_ANEW = "Open it in Jupyter and save it."
+SAVE_AGAIN = "Open it in Jupyter and save it."
 
 
 @dataclass(frozen=True)
@@ -61,63 +63,107 @@ def read_notebook(path: str | os.PathLike[str]) -> Notebook:
     if not path.is_file():
         raise FileNotFoundError(f"export: there is no file {path}.")
     if path.suffix not in SUFFIXES:
-        raise ExportError(path.name, [Problem("E100", 0, 0, f"expected one of {', '.join(SUFFIXES)}.")])
+        raise _refused(path, f"expected one of {', '.join(SUFFIXES)}.", "")
     node = _read_ipynb(path) if path.suffix == ".ipynb" else _read_text(path)
-    language = node.metadata.get("kernelspec", {}).get("language") or node.metadata.get("language_info", {}).get("name")
+    metadata = _mapping(node.get("metadata"))
+    language = _mapping(metadata.get("kernelspec")).get("language")
+    language = language or _mapping(metadata.get("language_info")).get("name")
     if language and str(language).lower() not in ("python", "ipython", "python3"):
-        raise ExportError(path.name, [Problem("E100", 0, 0, f"the notebook's language is {language}, not Python.")])
-    return Notebook(path.name, tuple(_cells(path.name, node.cells)))
+        raise _refused(path, f"the notebook's language is {language}, not Python.", "")
+    return Notebook(_writable(path.name), tuple(_cells(path, node.get("cells"))))
 
 
-def _cells(name: str, cells: Any) -> Iterator[Cell]:
+def _refused(path: Path, reason: str, fix: str = SAVE_AGAIN, cell: int = 0) -> ExportError:
+    return ExportError(_writable(path.name), [Problem("E100", cell, 0, _writable(reason), fix)])
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _writable(text: str) -> str:
+    """Text that can stand in a comment of a Python file: no halves of surrogate pairs, and no NUL."""
+    return str(printable(text)).replace("\0", "\u2400")
+
+
+def _cells(path: Path, cells: Any) -> Iterator[Cell]:
+    if not isinstance(cells, list):
+        raise _refused(path, f"not a notebook: expected a list of cells, got {type(cells).__name__}.")
     for number, cell in enumerate(cells, start=1):
         try:
             yield _cell(number, cell)
-        except (AttributeError, TypeError) as error:
-            reason = f"not a cell of a notebook: {error}."
-            raise ExportError(name, [Problem("E100", number, 0, reason, SAVE_ANEW)]) from error
+        except ValueError as error:
+            raise _refused(path, f"not a cell of a notebook: {error}.", cell=number) from error
 
 
 def _cell(number: int, cell: Any) -> Cell:
-    source = "".join(cell.source) if isinstance(cell.source, list) else cell.source
-    source = source.replace("\r\n", "\n").replace("\r", "\n").rstrip()
-    written = cell.get("metadata", {}).get("tags") or []
-    tags = tuple(str(tag) for tag in ([written] if isinstance(written, str) else written))
-    roles = known_tags(tags, source if cell.cell_type != "markdown" else "")
-    return Cell(number, cell.cell_type, source, roles, tags, cell.get("execution_count"))
+    """A cell. Metadata that is missing or null holds no tags.
+
+    Raises:
+        ValueError: what a cell must have is missing, or is of another type.
+    """
+    if not isinstance(cell, Mapping):
+        raise ValueError(f"expected an object, got {type(cell).__name__}")
+    kind, source, metadata = cell.get("cell_type"), cell.get("source"), cell.get("metadata")
+    if kind not in ("code", "markdown", "raw"):
+        raise ValueError(f"cell_type must be code, markdown or raw, got {kind!r}")
+    if isinstance(source, list) and all(isinstance(line, str) for line in source):
+        source = "".join(source)
+    if not isinstance(source, str):
+        raise ValueError(f"source must be text or a list of lines, got {source!r:.60}")
+    if not isinstance(metadata, Mapping | None):
+        raise ValueError(f"metadata must be an object, got {metadata!r:.60}")
+    written = _mapping(metadata).get("tags") or []
+    if not isinstance(written, str | list):
+        raise ValueError(f"tags must be a list of text, got {written!r:.60}")
+    tags = tuple(_writable(str(tag)) for tag in ([written] if isinstance(written, str) else written))
+    source = source.replace("\r\n", "\n").replace("\r", "\n")
+    if not source.rstrip().endswith("\\"):  # a continued line needs the empty ones after it
+        source = source.rstrip()
+    if kind == "markdown":
+        source = _writable(source)
+    roles = known_tags(tags, source if kind != "markdown" else "")
+    executed = cell.get("execution_count")
+    return Cell(number, kind, source, roles, tags, executed if isinstance(executed, int) else None)
 
 
-def _read_ipynb(path: Path) -> Any:
+def _read_ipynb(path: Path) -> Mapping[str, Any]:
+    """The notebook as format 4 has it. That is read as it is; nbformat translates the older formats."""
     try:
-        import nbformat
+        node = json.loads(path.read_text(encoding="utf-8-sig"))
+        if _mapping(node).get("nbformat") != 4:
+            import nbformat
+
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # cells without ids
+                node = nbformat.reads(json.dumps(node), as_version=4)
+    except OSError:
+        raise
     except ImportError as error:
         raise ImportError('export: reading .ipynb needs nbformat: pip install "rlkit-llm[notebook]".') from error
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # cells without ids, as nbformat 4.0 to 4.4 have them
-            return nbformat.read(path, as_version=4)
     except Exception as error:  # nbformat, jsonschema and json each have their own
-        reason = f"not a notebook: {_short(error)}."
-        raise ExportError(path.name, [Problem("E100", 0, 0, reason, SAVE_ANEW)]) from error
+        raise _refused(path, f"not a notebook: {_short(error)}.") from error
+    return _mapping(node)
 
 
-def _read_text(path: Path) -> Any:
+def _read_text(path: Path) -> Mapping[str, Any]:
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
-        raise ExportError(path.name, [Problem("E100", 0, 0, f"not UTF-8: {error}.", "Save it as UTF-8.")]) from error
+        raise _refused(path, f"not UTF-8: {error}.", "Save it as UTF-8.") from error
     if GENERATED in text[:2000]:
-        fix = "Export the notebook that is named there."
-        raise ExportError(path.name, [Problem("E100", 0, 0, "this script was itself written by `rlkit export`.", fix)])
+        raise _refused(path, "this script was itself written by `rlkit export`.", "Export the notebook that it names.")
     try:
         import jupytext
     except ImportError as error:
         raise ImportError(f"export: reading {path.suffix} notebooks needs jupytext: pip install jupytext.") from error
     try:
-        return jupytext.reads(text, fmt=path.suffix[1:])  # jupytext sees which of its formats it is
+        node: Mapping[str, Any] = jupytext.reads(text, fmt=path.suffix[1:])  # it sees which of its formats it is
     except Exception as error:
-        reason = f"jupytext cannot read it: {_short(error)}."
-        raise ExportError(path.name, [Problem("E100", 0, 0, reason, "Open it in Jupyter with jupytext.")]) from error
+        raise _refused(
+            path, f"jupytext cannot read it: {_short(error)}.", "Open it in Jupyter with jupytext."
+        ) from error
+    return node
 
 
 def _short(error: Exception) -> str:

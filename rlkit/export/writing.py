@@ -156,4 +156,6 @@ def _block(code: CodeCell, units: Sequence[Unit], indent: str = "") -> list[str]
         if number not in code.inside_strings:
             line = indent + line if line.strip() else ""
         kept.append(line)
+    if kept and kept[-1].endswith("\\"):  # the empty line that it is continued by
+        kept.append("")
     return kept

@@ -9,12 +9,13 @@ import contextlib
 import copy
 import functools
 import inspect
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from rlkit.metrics import describe
 from rlkit.rollout import Rollout, text_of
+from rlkit.scalars import number_of
 
 OWN = ("prompts", "completions", "completion_ids", "group_ids", "trainer_state", "log_extra", "log_metric")
 NOT_COLUMNS = ("prompt", "completion", *OWN)
@@ -48,22 +49,29 @@ class RewardLog:
         self.columns: dict[str, list[Any]] = {}
         self.numbers: dict[str, list[float]] = {}
 
-    def extra(self, column: str, values: Sequence[Any]) -> None:
+    def extra(self, column: str, values: Any) -> None:
         """`log_extra`: a further column of the completions table."""
         if column in ("group_id", "reward") or column.startswith(("rewards/", "failures/")):
             raise ValueError(f"log_extra({column!r}): the table has a column of that name; choose another one.")
+        if (
+            isinstance(values, str | bytes | Mapping)
+            or not hasattr(values, "__len__")
+            or not getattr(values, "ndim", 1)
+        ):
+            raise TypeError(f"log_extra({column!r}): expected a list of values, got {type(values).__name__}.")
         if len(values) != self._count:
             raise ValueError(
                 f"log_extra({column!r}): expected {self._count} values, one per completion, got {len(values)}."
             )
-        self.columns[column] = list(values)
+        self.columns[column] = list(values.tolist() if hasattr(values, "tolist") else values)
 
-    def metric(self, name: str, value: float) -> None:
-        """`log_metric`: a number for the log, averaged over the calls of the step."""
+    def metric(self, name: str, value: Any) -> None:
+        """`log_metric`: a number for the log, averaged over the calls of the step; None is left out of the average."""
         with contextlib.suppress(KeyError):
             describe(name)
             raise ValueError(f"log_metric({name!r}): rlkit measures a metric of that name; choose another one.")
-        self.numbers.setdefault(name, []).append(float(value))
+        if value is not None:
+            self.numbers.setdefault(name, []).append(number_of("log_metric", name, value))
 
     def merge(self, rows: Sequence[int], other: "RewardLog") -> None:
         """Take over what a call on some of the rows logged; the other rows of its columns are None."""

@@ -146,7 +146,7 @@ class InWorker:
         for word, name, value in logged:
             try:
                 (log.extra if word == "log_extra" else log.metric)(name, value)
-            except ValueError as error:
+            except (ValueError, TypeError) as error:
                 raise Failed.of(error) from error
         return returned, log
 

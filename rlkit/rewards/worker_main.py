@@ -68,14 +68,29 @@ def described(error: BaseException) -> tuple[str, str]:
     return text, "".join(traceback.format_exception(type(error), error, error.__traceback__))
 
 
+def copied(values: Any) -> Any:
+    """A list of what a function logs; what is refused later, with the column's name, stays."""
+    if values is None or isinstance(values, str | bytes | dict | int | float):
+        return values
+    return values.tolist() if hasattr(values, "tolist") else list(values)
+
+
+def number(name: str, value: Any) -> Any:
+    """A plain number of what a function logs; None and text stay, for the parent to skip or to refuse."""
+    try:
+        return value if value is None or isinstance(value, str) else float(value)
+    except (TypeError, ValueError, OverflowError):
+        raise TypeError(f"log_metric({name!r}): expected a number, got {type(value).__name__}.") from None
+
+
 def call(
     function: Callable[..., Any], positional: list[Any], named: dict[str, Any], logs: list[str]
 ) -> tuple[Any, ...]:
     """Call the function; its logged columns and numbers come back as they were logged."""
     logged: list[tuple[str, str, Any]] = []
     writers = {
-        "log_extra": lambda column, values: logged.append(("log_extra", column, list(values))),
-        "log_metric": lambda name, value: logged.append(("log_metric", name, float(value))),
+        "log_extra": lambda column, values: logged.append(("log_extra", column, copied(values))),
+        "log_metric": lambda name, value: logged.append(("log_metric", name, number(name, value))),
     }
     returned = function(*positional, **named, **{name: writers[name] for name in logs})
     if inspect.isawaitable(returned):

@@ -19,6 +19,7 @@ import torch
 from rlkit import collectives
 from rlkit.run.settings import current
 from rlkit.run.stopping import StopFlag
+from rlkit.text import say
 
 POLL_SECONDS = 0.2
 _alive: "list[Background]" = []  # at most one: two loops would draw from one random state, in an order of chance
@@ -62,7 +63,7 @@ class Background:
             except BaseException as error:  # for wait(), where someone sees it
                 self._error = error
                 if not self._waiting:
-                    print(f"rlkit: the loop ended with {type(error).__name__}: {error}; run.wait() shows where")
+                    say(f"rlkit: the loop ended with {type(error).__name__}: {error}; run.wait() shows where")
             finally:
                 _alive.remove(self)
                 self._ended.set()

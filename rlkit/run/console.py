@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from rlkit import collectives
+from rlkit.text import say
 
 
 class Console:
@@ -18,7 +19,7 @@ class Console:
     def say(self, text: str) -> None:
         """Print a line, above the progress bar if there is one."""
         if self._bar is None:
-            print(text, flush=True)
+            say(text, flush=True)
         else:
             self._bar.write(text)
 

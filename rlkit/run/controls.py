@@ -21,6 +21,7 @@ from typing import Any, Literal, get_args
 
 from rlkit.run.folder import lives
 from rlkit.run.lines import read_json
+from rlkit.scalars import scalar
 
 Order = Literal["pause", "resume", "stop", "save", "set"]
 ORDERS: tuple[str, ...] = get_args(Order)
@@ -135,6 +136,7 @@ def check_number(where: str, name: str, value: Any, kind: type, bounds: Any = No
         TypeError: not a number.
         ValueError: not finite, not whole, or out of bounds.
     """
+    value = scalar(value)
     is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
     if not is_number:
         raise TypeError(f"{where}: {name} must be a number, got {value!r}.")

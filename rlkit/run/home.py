@@ -15,6 +15,7 @@ from rlkit.run import checkpoint
 from rlkit.run.folder import claimed_folder, lock, unlock, versions, write_json
 from rlkit.run.origin import for_config, origin
 from rlkit.run.settings import current
+from rlkit.text import say
 
 
 class Home:
@@ -54,7 +55,7 @@ class Home:
     def _claimed(self) -> Path:
         folder = collectives.from_main(claimed_folder(self.wanted) if collectives.rank() == 0 else self.wanted)
         if folder != self.wanted.absolute():
-            print(f"rlkit: {self.wanted} is not empty, writing to {folder}")
+            say(f"rlkit: {self.wanted} is not empty, writing to {folder}")
         if collectives.rank() == 0:
             write_json(folder / "config.json", self._settings())
             (folder / "metrics.jsonl").touch()

@@ -18,6 +18,7 @@ import torch
 from torch.optim.lr_scheduler import LRScheduler
 
 from rlkit.run.controls import check_number
+from rlkit.scalars import scalar
 
 Bounds = tuple[float | None, float | None]
 RATES = frozenset({"lr", "initial_lr", "max_lr", "min_lr"})  # of a parameter group
@@ -114,7 +115,7 @@ class Numbers:
                 check_number("run.knobs", name, rate.value, float, limits)
                 fresh[name] = rate, float, limits
             else:
-                kind: type = int if isinstance(value, numbers.Integral) else float
+                kind: type = int if isinstance(scalar(value), numbers.Integral) else float
                 limits = limited.get(name, (None, None))
                 fresh[name] = Plain(check_number("run.knobs", name, value, kind, limits)), kind, limits
         for name, (number, kind, limits) in fresh.items():  # only now: an error leaves everything as it was

@@ -16,6 +16,7 @@ from rlkit import collectives, horizon, timing
 from rlkit.run.changes import Change
 from rlkit.run.controls import Command, Inbox
 from rlkit.run.folder import append_line, write_json
+from rlkit.text import say
 
 if TYPE_CHECKING:
     from rlkit.run.run import Run
@@ -111,7 +112,7 @@ class Loop:
         if run.stopped in ENDED_EARLY:
             what = "everything is" if run._keeper.tracked else "the log is (weights were not saved: no run.track)"
             where = f"after step {run.step - 1}" if run.step else "before the first step"
-            print(f"rlkit: stopped {where} of {max_steps}; {what} in {run.path}")
+            say(f"rlkit: stopped {where} of {max_steps}; {what} in {run.path}")
         if run.stopped == "preempted":
             if collectives.rank() == 0:
                 (run.path / "STOPPED").write_text(f"{run.step}\n", encoding="utf-8")

@@ -1,16 +1,18 @@
 """From the records of a step to the numbers that are logged, over the rows of all processes."""
 
-import numbers
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+import torch
 from torch import Tensor
 
 from rlkit import collectives
 from rlkit.advantages import compute_kl
 from rlkit.metrics import advantage_metrics, kl_row_metrics, length_metrics, reward_metrics
 from rlkit.rollout import Rollout, Scores, Update
+from rlkit.scalars import number_of
 
 LINE = ("reward", "kl", "clip_ratio/region_mean", "entropy", "completions/mean_length", "loss", "grad_norm")
 
@@ -82,11 +84,11 @@ def format_line(line: Mapping[str, Any]) -> str:
 
 
 def _mean_of(name: str, value: Any) -> float:
-    """The number to log for an extra value; a tensor is one value per row, of this process's rows."""
-    if isinstance(value, Tensor):
+    """The number to log for an extra value; a tensor or array is one value per row, of this process's rows."""
+    if isinstance(value, np.ndarray) and value.ndim and value.dtype.kind in "biuf":
+        value = torch.from_numpy(value)
+    if isinstance(value, Tensor) and not value.is_complex():
         known = collectives.gather_rows({name: value.detach().float().reshape(-1)})[name]
         known = known[~known.isnan()]
         return float(known.mean()) if known.numel() else float("nan")
-    if isinstance(value, numbers.Real):  # numpy's numbers too
-        return float(value)
-    raise TypeError(f"run.log: {name!r} must be a number or a tensor, got {type(value).__name__}.")
+    return number_of("run.log", name, value)

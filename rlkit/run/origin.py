@@ -14,6 +14,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from rlkit.scalars import scalar
+
 PATIENCE = 5.0
 """Seconds that git gets; on a slow network file system it may need more, and then config.json says nothing of it."""
 
@@ -74,6 +76,7 @@ def for_config(value: Any) -> Any:
             return [for_config(cell) for cell in value]
     except RecursionError:  # something that holds itself
         return "..."
+    value = scalar(value)
     is_plain = value is None or isinstance(value, str | int) or (isinstance(value, float) and math.isfinite(value))
     return value if is_plain else str(value)
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlkit.metrics import describe
 from rlkit.run.svg import COLORS, picture
+from rlkit.text import UNTYPESET, as_plotly, visible
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -35,12 +36,12 @@ def plot_metrics(frame: "pd.DataFrame", names: Sequence[str]) -> Any:
             return {PLOTLY: json.loads(self.to_json()), "image/svg+xml": svg, "text/plain": f"<curves: {title}>"}
 
         def _repr_html_(self) -> str:
-            return svg  # plotly's own fetches its library from the network
+            return f'<div class="{UNTYPESET}">{svg}</div>'  # plotly's own fetches its library from the network
 
     for name in names:
         if name not in frame:
             raise KeyError(f"run.plot: no metric {name!r} was logged; there are {sorted(frame.columns)}.")
-    title = ", ".join(names)
+    title = ", ".join(map(visible, names))
     with contextlib.suppress(KeyError):
         if len(names) == 1:
             title = describe(names[0]).sentence
@@ -48,5 +49,7 @@ def plot_metrics(frame: "pd.DataFrame", names: Sequence[str]) -> Any:
     svg = picture(title, {name: (steps, frame[name].tolist()) for name in names})
     figure = Curves()
     for name, color in zip(names, COLORS * len(names), strict=False):
-        figure.add_scatter(x=frame["step"], y=frame[name], name=name, mode="lines", line={"color": color})
-    return figure.update_layout(title=title, xaxis_title="step", height=360, margin={"t": 48, "b": 40})
+        figure.add_scatter(x=frame["step"], y=frame[name], name=as_plotly(name), mode="lines", line={"color": color})
+    return figure.update_layout(
+        title=as_plotly(title, len(title)), xaxis_title="step", height=360, margin={"t": 48, "b": 40}
+    )

@@ -169,7 +169,7 @@ class Run:
                 view = Dashboard(self)
                 view.show()
             except Exception as error:  # a run does not fail because of its picture
-                print(f"rlkit: no live view: {type(error).__name__}: {error}")
+                self._say(f"rlkit: no live view: {type(error).__name__}: {error}")
             else:
                 return view
         self._every = every
@@ -251,13 +251,13 @@ class Run:
         mine = self._home.go_on_in(found.parent.parent, wanted=source == "auto")
         counters = self._keeper.load(found, mine=mine)
         for note in self._numbers.restore(counters.get("numbers", {})):
-            print(note)
+            self._say(note)
         self.step, self._logged_step = counters["step"], counters["logged_step"]
         self._counters = Counters(counters["tokens"], counters["reward_calls"])
         cut_back(self.path, self.step)
         if mine:
             self._changes.go_back(self.path, self.step)
-        print(f"rlkit: resumed {self.path} at step {self.step}")
+        self._say(f"rlkit: resumed {self.path} at step {self.step}")
         return self.step
 
     def steps(
@@ -296,7 +296,7 @@ class Run:
         if current.resume and not self._resumed and not self.step:
             self.resume()
         if self.step >= max_steps:
-            print(f"rlkit: all {max_steps} steps are done; raise max_steps, or make a new Run, for more")
+            self._say(f"rlkit: all {max_steps} steps are done; raise max_steps, or make a new Run, for more")
         yield from Loop(self, prompts, save_every).steps(max_steps, progress)
 
     def knobs(self, *, bounds: Mapping[str, Bounds] | None = None, **declared: Any) -> Knobs:
@@ -324,7 +324,7 @@ class Run:
             ... rl.compute_loo_advantage(scores, kl=kl, beta=knobs.beta)
         """
         for note in self._numbers.declare(declared, bounds or {}):
-            print(note)
+            self._say(note)
         return Knobs(self._numbers, self._turn)
 
     def _turn(self, name: str, value: Any) -> None:
@@ -446,14 +446,15 @@ class Run:
             ref_logps: log-probabilities of the reference, for the KL.
             new_logps: (B,T) log-probabilities after the update, from `compute_logps(policy, rollout)`. They are kept
                 with the rollout only, where the token lens shows what the update did.
-            **extra: further numbers by name; of a tensor, one value per row, the mean over what is not NaN.
+            **extra: further numbers by name, also of numpy; of a tensor or array, one value per row, the mean over what
+                is not NaN. None is written as null, as a number that is not finite is.
 
         Returns:
             The numbers that were written; None where a number is not finite.
 
         Raises:
             ValueError: the step was logged before, `ref_logps` without a rollout, or an extra name that is taken.
-            TypeError: an extra value that is not a number, or a step that is no whole number.
+            TypeError: an extra value that is not a number (the message names it), or a step that is no whole number.
         """
         step = _whole(step)
         if self._logged_step is not None and step <= self._logged_step:

@@ -10,6 +10,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from rlkit.text import visible
+
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")  # Okabe and Ito: safe for colour blindness
 MOST_ROWS = 5  # of a heat map that are named one by one
 Points = tuple[Sequence[float], Sequence[float | None]]
@@ -169,7 +171,7 @@ class _Plot:
 
 def _text(text: str) -> str:
     """Escaped; XML has no way to write control characters, nor UTF-8 halves of surrogate pairs."""
-    return html.escape("".join(letter if letter.isprintable() else "\ufffd" for letter in text))
+    return html.escape(visible(text))
 
 
 def ticks(low: float, high: float) -> list[float]:

@@ -8,11 +8,12 @@ is loaded, not when rlkit is.
 from __future__ import annotations
 
 import difflib
-import html
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+from rlkit.text import table_html
 
 if TYPE_CHECKING:
     import datasets
@@ -49,7 +50,7 @@ class Task:
     def _repr_html_(self) -> str:
         """The line of `repr`, and the first three training rows as a table."""
         rows = self.train.select(range(min(3, len(self.train)))).to_pandas()
-        return f"<p><code>{html.escape(repr(self))}</code></p>{rows.to_html(index=False, border=0)}"
+        return table_html(repr(self), rows)
 
 
 def load(name: str, **options: Any) -> Task:

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from rlkit.run.svg import COLORS
+from rlkit.text import as_plotly
 from rlkit.view.panels import Chart, History, Line, charts_of, explain, wrapped
 
 GREY = "#777777"  # legible on white and on black; the live view replaces exactly this colour by the theme's
@@ -192,7 +193,7 @@ class Charts:
             place = labels.index(line.label)
             color = COLORS[(line.run if self._many else place) % len(COLORS)]
             dash = DASHES[(place if self._many else 0) % len(DASHES)]
-            name = self.histories[line.run].reader.name
+            name = as_plotly(self.histories[line.run].reader.name)
             trace = _curve(line, chart, color, dash, name if self._many else "")
             if self._many and place:  # what is compared stands out
                 trace |= {"line": {"color": color, "width": 1, "dash": dash}, "opacity": 0.6}
@@ -227,11 +228,11 @@ def _curve(line: Line, chart: Chart, color: str, dash: str, run: str) -> dict[st
         "mode": "lines+markers" if _is_lone(line.values) else "lines",
         "x": line.steps,
         "y": line.values,
-        "name": line.label,
+        "name": as_plotly(line.label),
         "showlegend": False,
         "line": {"color": color, "width": 1.6, "dash": dash},
         "marker": {"color": color, "size": 4},
-        "hovertemplate": f"<b>{_plain(line.label)} %{{y:.4g}}</b> · {where}<br>{wrapped(about)}<extra></extra>",
+        "hovertemplate": f"<b>{as_plotly(line.label)} %{{y:.4g}}</b> · {where}<br>{wrapped(about)}<extra></extra>",
     }
     if chart.stacked:
         trace |= {"stackgroup": "phases", "line": {"color": color, "width": 0.6}}
@@ -251,11 +252,11 @@ def _gaps(line: Line, color: str, group: str) -> dict[str, Any]:
         "x": line.gap_steps,
         "y": np.zeros(len(line.gap_steps)) if heights is None else heights,
         "customdata": np.full(len(line.gap_steps), float(line.gaps)),
-        "name": line.label,
+        "name": as_plotly(line.label),
         "legendgroup": group,
         "showlegend": False,
         "marker": {"symbol": "x-thin", "size": 7, "line": {"color": color, "width": 1.5}},
-        "hovertemplate": f"<b>{_plain(line.label)}</b> is no finite number at step %{{x}}<br>"
+        "hovertemplate": f"<b>{as_plotly(line.label)}</b> is no finite number at step %{{x}}<br>"
         "(%{customdata} such values in all)<extra></extra>",
     }
 
@@ -281,7 +282,7 @@ def _heat(chart: Chart, color: str) -> dict[str, Any]:
 def _title(chart: Chart, axis: str, many: bool, letters: int) -> dict[str, Any]:
     """The title, and which curve is which: by colour, or by stroke where colours tell the runs apart."""
     unit = f", {chart.unit}" if chart.unit else ""
-    text = f"<b>{_plain(chart.title)}</b>{unit}"
+    text = f"<b>{as_plotly(chart.title)}</b>{unit}"
     labels = list(dict.fromkeys(line.label for line in chart.lines))
     room = letters - len(chart.title) - len(unit)
     for place, label in enumerate(labels if len(labels) > 1 else []):
@@ -290,9 +291,9 @@ def _title(chart: Chart, axis: str, many: bool, letters: int) -> dict[str, Any]:
             text += f"  +{len(labels) - place}"
             break
         if many:
-            text += f"  {STROKES[place % len(STROKES)]} {_plain(label)}"
+            text += f"  {STROKES[place % len(STROKES)]} {as_plotly(label)}"
         else:
-            text += f"  <span style='color:{COLORS[place % len(COLORS)]}'>{_plain(label)}</span>"
+            text += f"  <span style='color:{COLORS[place % len(COLORS)]}'>{as_plotly(label)}</span>"
     return {
         "name": chart.title,
         "text": text,
@@ -306,12 +307,6 @@ def _title(chart: Chart, axis: str, many: bool, letters: int) -> dict[str, Any]:
         "yanchor": "bottom",
         "font": {"size": 11.5, "color": GREY},
     }
-
-
-def _plain(text: str) -> str:
-    """A name without what plotly takes for markup."""
-    short = text if len(text) <= 40 else f"{text[:39]}…"
-    return short.replace("&", "&amp;").replace("<", "&lt;").replace("{", "&#123;")
 
 
 def _level(warn: float, axis: str) -> dict[str, Any]:

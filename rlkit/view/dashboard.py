@@ -22,6 +22,7 @@ from typing import Any
 
 from rlkit.run.reader import RunReader
 from rlkit.run.run import Run
+from rlkit.text import UNTYPESET, as_html, fits, say
 from rlkit.view.budget import PAUSE, Budget
 from rlkit.view.frontend import FrontEnd, front_end, missing, shell
 from rlkit.view.panels import History
@@ -100,7 +101,8 @@ class Dashboard:
         )
         self._said = ipywidgets.HTML()
         self._box = ipywidgets.VBox([self.fig, self.panel, self._said])
-        self._box.add_class(f"{self._name}-live")
+        for name in (f"{self._name}-live", *UNTYPESET.split()):
+            self._box.add_class(name)
         self._say()
 
     def _fit(self, width: int) -> None:
@@ -154,11 +156,13 @@ class Dashboard:
         self._say()
 
     def _say(self) -> None:
-        from rlkit.view.text import as_html
-
         said = [*advice(self._known), *list(self._faults.values())[-1:]]
         lines = "<br>".join(as_html(line, 400) for line in said)
-        text = f'<small role="status" style="display:block;line-height:1.45">{lines}</small>' if said else ""
+        text = (
+            f'<small class="{UNTYPESET}" role="status" style="display:block;line-height:1.45">{lines}</small>'
+            if said
+            else ""
+        )
         if text != self._said.value:
             self._said.value = text
 
@@ -177,7 +181,7 @@ class Dashboard:
         """Show it below this cell, and keep it up to date."""
         if self._front == "text":
             self._guarded(self._take)
-            print(self)
+            say(self)
             return
         from IPython.display import display
 
@@ -255,12 +259,12 @@ class Dashboard:
     def _ipython_display_(self) -> None:
         """As the last line of a cell; not a second time in the cell that showed it."""
         if self._front == "text":
-            print(self)
+            say(self)
         elif not self._shown or self._shown_in != getattr(shell(), "execution_count", None):
             self.show()
 
     def __repr__(self) -> str:
-        return as_text(self._known)
+        return fits(as_text(self._known))
 
 
 def _close_whole(widget: Any) -> None:

@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from rlkit.run.reader import RunReader
+from rlkit.text import as_html, visible
 from rlkit.view.charts import Charts
 from rlkit.view.panels import History
 from rlkit.view.script import script, style
 from rlkit.view.static import headline
-from rlkit.view.text import visible
 
 MAX_BYTES = 8_000_000  # of completions
 
@@ -97,8 +97,8 @@ def write_report(
     page = _PAGE.format(
         title=html.escape(visible(", ".join(history.reader.name for history in histories))),
         css=style(),
-        lines="".join(f"<p>{html.escape(headline(history))}</p>" for history in histories),
-        note="<br>".join(html.escape(visible(note)) for note in notes),
+        lines="".join(f"<p>{as_html(headline(history))}</p>" for history in histories),
+        note="<br>".join(as_html(note) for note in notes),
         plotly=get_plotlyjs(),
         figure=_safe(Charts(histories, live=False).figure.to_json(), encoded=True),
         bundle=_safe(found),

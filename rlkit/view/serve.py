@@ -26,6 +26,7 @@ from types import FrameType
 from typing import Any
 
 from rlkit.run.reader import RunReader
+from rlkit.text import say
 
 KERNEL = TEMPLATE = "rlkit-view"
 WIDGETS = [
@@ -74,7 +75,7 @@ def serve(runs: Sequence[str | os.PathLike[str]], *, port: int | None = None, br
         process = _start(home)
         _wait(process, port, home / "log")
         address = f"http://127.0.0.1:{port}/?token={token}"
-        print(f"rlkit: the view of {', '.join(map(str, runs))} is at\n    {address}\nCtrl-C ends it.", flush=True)
+        say(f"rlkit: the view of {', '.join(map(str, runs))} is at\n    {address}\nCtrl-C ends it.", flush=True)
         if browser:
             webbrowser.open(address)
         return process.wait()

@@ -17,8 +17,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from rlkit.run.svg import COLORS, Cells, picture
+from rlkit.text import UNTYPESET, as_html, visible
 from rlkit.view.panels import Chart, History, charts_of
-from rlkit.view.text import as_html, visible
 
 ROWS, CELL = 8, 160  # completions in the table, characters of a text
 TEXTS, HEADS = ("prompt", "completion"), {"truncated": "cut off"}
@@ -37,12 +37,12 @@ def as_page(histories: Sequence[History], *, name: str = "", note: str = "") -> 
     many = len(histories) > 1
     images = "".join(_image(chart, histories) for chart in charts_of(histories))
     tables = "".join(_table(history, many) for history in histories[:2])
-    lines = "<br>".join(html.escape(line) for line in [*map(headline, histories), *advice(histories)])
+    lines = "<br>".join(as_html(line) for line in [*map(headline, histories), *advice(histories)])
     style = f"<style>{_rules(name)}</style>" if name else ""
     return (
-        f'<div class="rlkit-static {name and name + "-static"} mathjax_ignore tex2jax_ignore">{style}'
+        f'<div class="rlkit-static {name and name + "-static"} {UNTYPESET}">{style}'
         f"<p>{lines or 'rlkit: the run has not begun.'}</p><div>{images}</div>{tables}"
-        f"{note and f'<p><small>{html.escape(note)}</small></p>'}</div>"
+        f"{note and f'<p><small>{as_html(note)}</small></p>'}</div>"
     )
 
 
@@ -52,10 +52,12 @@ def headline(history: History) -> str:
     state = reader.state
     parts = [f"Run {visible(reader.name)}"]
     if "step" in state:
-        parts.append(f"step {state['step']}" + (f" of {state['max_steps']}" if state.get("max_steps") else ""))
+        parts.append(
+            visible(f"step {state['step']}") + (visible(f" of {state['max_steps']}") if state.get("max_steps") else "")
+        )
     status = state.get("status") or state.get("stopped")
     if status:
-        parts.append(str(status))
+        parts.append(visible(str(status)))
     for name in ("reward", "kl"):
         curve = history.series.curves.get(name)
         if curve is not None and curve.last is not None:
@@ -94,7 +96,7 @@ def _image(chart: Chart, histories: Sequence[History]) -> str:
     svg = chart_as_svg(chart, [history.reader.name for history in histories])
     source = base64.b64encode(svg.encode()).decode()
     return (
-        f'<img width="{SIZE[0]}" height="{SIZE[1]}" alt="{html.escape(_spoken(chart))}" '
+        f'<img width="{SIZE[0]}" height="{SIZE[1]}" alt="{html.escape(visible(_spoken(chart)))}" '
         f'src="data:image/svg+xml;base64,{source}">'
     )
 
@@ -154,7 +156,7 @@ def _table(history: History, many: bool) -> str:
     body = "".join(f"<tr>{''.join(_cell(value) for value in row)}</tr>" for row in frame[shown].itertuples(index=False))
     which = f", the {ROWS // 2} best and the {ROWS // 2} worst of {total}" if total > ROWS else ""
     title = f"Completions of step {steps[-1]}{which}" + (f" ({visible(reader.name)})" if many else "")
-    caption = f'<caption style="text-align:left">{html.escape(title)}</caption>'
+    caption = f'<caption style="text-align:left">{as_html(title)}</caption>'
     return f"<table>{caption}<tr>{head}</tr>{body}</table>"
 
 
@@ -165,4 +167,4 @@ def _cell(value: object) -> str:
         return f'<td style="text-align:left;font-family:monospace">{as_html(value, CELL)}</td>'
     if isinstance(value, float):
         return f"<td>{value:.3g}</td>"
-    return f"<td>{html.escape(str(value))}</td>"
+    return f"<td>{as_html(str(value))}</td>"

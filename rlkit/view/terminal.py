@@ -8,7 +8,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from rlkit.run.reader import RunReader
-from rlkit.view.text import visible
+from rlkit.text import fits, visible
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -49,12 +49,12 @@ def show_completions(
     console = Console()
     reader.refresh()
     if step is None and not reader.rollout_steps:
-        console.print(f"{visible(reader.name)}: no rollout was kept yet", markup=False, highlight=False)
+        console.print(fits(f"{visible(reader.name)}: no rollout was kept yet"), markup=False, highlight=False)
         return
     step = reader.rollout_steps[-1] if step is None else step
     frame = reader.rollouts(step)
     if "completion" not in frame:  # its file is torn or gone
-        console.print(visible(f"{reader.name}, step {step}: {reader.notes[-1]}"), markup=False, highlight=False)
+        console.print(fits(visible(f"{reader.name}, step {step}: {reader.notes[-1]}")), markup=False, highlight=False)
         return
     console.print(_table(frame, f"{reader.name}, step {step}", limit, sort, characters))
 
@@ -72,17 +72,17 @@ def _table(frame: "pd.DataFrame", name: str, limit: int, sort: str | None, chara
     names += [name for name in map(str, frame.columns) if name.startswith("rewards/")]
     shown = min(limit, len(frame))
     title = f"{name}: {shown} of {len(frame)} completions"
-    table = Table(title=Text(visible(title)), show_lines=True)
+    table = Table(title=Text(fits(visible(title))), show_lines=True)
     for name in names:
         right = name not in TEXTS
         table.add_column(
-            Text(visible(name.removeprefix("rewards/"))),
+            Text(fits(visible(name.removeprefix("rewards/")))),
             justify="right" if right else "left",
             no_wrap=right,
             overflow="fold",
         )
     for row in frame.head(limit)[names].itertuples(index=False):
-        table.add_row(*(Text(_cell(value, characters)) for value in row))  # Text: no markup in it is followed
+        table.add_row(*(Text(fits(_cell(value, characters))) for value in row))  # Text: no markup in it is followed
     return table
 
 

@@ -21,6 +21,7 @@ from torch import Tensor
 from rlkit.advantages import optimal_value
 from rlkit.prompts import as_rows, content_id
 from rlkit.rollout import Record, Rollout, text_of
+from rlkit.text import say
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -151,7 +152,7 @@ class ValueTable(Record):
                 len(unscored),
                 unscored[:5],
             )
-        print(
+        say(
             f"keep_solvable: kept {len(kept)} of {len(ids)} rows; {unsolved} were never solved in {samples} samples "
             f"(reward > {self.success_threshold:g})."
         )

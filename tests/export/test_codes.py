@@ -9,6 +9,12 @@ from rlkit.export import ExportError, export_text
 PARAMS = cell("lr = 1e-3  # step size\nsteps = 3", "parameters")
 LOOP = "import rlkit as rl\nworld = rl.setup(seed=0)\npolicy = rl.load_policy('tiny-add')\n"
 
+RL = "import rlkit as rl\n"
+ONLY = cell("z = 1\ncount = 0\ndef h():\n    return 1", "notebook-only")
+FUTURE = "from __future__ import annotations"
+FUTURE_TOO = "from __future__ import (division,\n    annotations)"
+ANNOTATED = "class A:\n    x: int = 1\nprint(A.__annotations__['x'] is int)"
+
 ERRORS = [
     ("shell line", ["!pip install x"], ["E101 cell 1 line 1"]),
     ("line magic", ["x = 1\n%timeit x"], ["E101 cell 1 line 2"]),
@@ -73,6 +79,33 @@ ERRORS = [
     ("counts itself", ["x += 1"], ["E109 cell 1 line 1"]),
     ("cells in another order", ["y = x", "x = 1"], ["E109 cell 1 line 1"]),
     ("from a notebook-only cell", [cell("def f():\n    pass", "notebook-only"), "f()"], ["E109 cell 2 line 1"]),
+    ("deleted, from a notebook-only cell", [cell("z = 1", "notebook-only"), "del z"], ["E109 cell 2 line 1"]),
+    ("counted, from a notebook-only cell", [ONLY, "for i in range(3):\n    count += i"], ["E109 cell 2 line 2"]),
+    *(
+        (f"surely called and needs a notebook-only helper, {how}", [ONLY, *sources], [f"E109 cell 2 line {line}"])
+        for how, line, *sources in [
+            ("a function", 2, "def f():\n    return h()", "print(f())"),
+            ("global", 3, "def f():\n    global count\n    count += 1", "f()"),
+            ("del of a global", 3, "def f():\n    global count\n    del count\nf()"),
+            (
+                "called by a function",
+                2,
+                "def g(x):\n    return h()\ndef f():\n    return [g(1)]",
+                "for i in '12':\n    f()",
+            ),
+            ("lambda", 1, "f = lambda: h()", "f()"),
+            ("an instance", 3, "class A:\n    def __init__(self):\n        h()", "A()"),
+            ("a coroutine", 2, "async def f():\n    return h()", "await f()"),
+            ("a reward", 3, "import rlkit as rl\ndef f(completions):\n    return [h()]", "rl.score(1, [f])"),
+            ("a loop that is started", 4, "import rlkit as rl\nrun = rl.Run('x')\ndef f():\n    h()", "run.start(f)"),
+            ("the main guard", 2, "def f():\n    h()", "if __name__ == '__main__':\n    f()"),
+        ]
+    ),
+    ("annotations postponed too late", [ANNOTATED, FUTURE], ["E110 cell 2 line 0"]),
+    ("annotations postponed too late, in brackets", [ANNOTATED, FUTURE_TOO], ["E110 cell 2 line 0"]),
+    ("annotations of a function postponed too late", ["def f() -> int:\n    pass", FUTURE], ["E110 cell 2 line 0"]),
+    ("annotations postponed by setup", [ANNOTATED, cell(FUTURE, "setup")], ["E110 cell 2 line 0"]),
+    ("annotations postponed in the notebook only", [cell(FUTURE, "notebook-only"), ANNOTATED], ["E110 cell 1 line 0"]),
     ("the kernel's names, B84", ["1 + 1", "x = _ + 1", "y = Out[1]"], ["E109 cell 2 line 1", "E109 cell 3 line 1"]),
 ]
 
@@ -161,6 +194,27 @@ WARNINGS = [
     ("name put into globals()", ["globals()['a'] = 1", "b = a"], ["W209 cell 2 line 1"]),
     ("name that may be caught", ["try:\n    there\nexcept NameError:\n    there = 1"], []),
     ("name that is caught", ["try:\n    there\nexcept NameError:\n    pass"], ["W209 cell 1 line 2"]),
+    *(
+        (f"may need a notebook-only helper, {how}", [ONLY, *sources], [f"W209 cell 2 line {line}"])
+        for how, line, *sources in [
+            ("not called", 2, "def f():\n    return h()"),
+            ("in a branch", 4, "def f(x):\n    if x:\n        return 1\n    return h()", "f(1)"),
+            ("called in a branch", 2, "def f():\n    h()", "x = 1\nif x > 1:\n    f()"),
+            ("caught", 2, "def f():\n    h()", "try:\n    f()\nexcept NameError:\n    pass"),
+            ("suppressed", 3, "import contextlib\nwith contextlib.suppress(NameError):\n    h()"),
+            ("a generator", 2, "def f():\n    yield h()", "x = f()"),
+            ("a coroutine that nobody awaits", 2, "async def f():\n    h()", "x = f"),
+            ("another function under its name", 2, "def f():\n    h()\ndef g(f):\n    f()", "g(print)"),
+            ("an assertion's text", 1, "assert 1, z"),
+            ("deleted in a branch", 3, "x = 1\nif x > 1:\n    del z"),
+            (
+                "a reward whose errors are scored",
+                3,
+                RL + "def f(completions):\n    return h()",
+                "rl.score(1, f, on_error=0)",
+            ),
+        ]
+    ),
     ("__file__", ["print(__file__)"], ["W209 cell 1 line 1"]),
     ("tag that is almost one", [cell("x = 1", "notebook_only")], ["W211 cell 1 line 0"]),
     ("two loops", [cell("x = 1", "loop"), cell("y = 1", "loop")], ["W211 cell 2 line 0"]),
@@ -270,6 +324,12 @@ def test_a_comment_silences_no_error(tmp_path):
         ["try:\n    from google.colab import drive\nexcept ImportError:\n    drive = None"],
         ["from huggingface_hub import login\nlogin(token='x')"],
         ["def argv():\n    return 1\nx = argv()"],
+        ["x = 1", "del x"],
+        ["count = 0", "def f():\n    global count\n    count += 1\nf()"],
+        ["def f():\n    global count\n    count = 1\nf()", "def g():\n    return count\ng()"],
+        [FUTURE, ANNOTATED],
+        [cell("n: int = 1", "parameters"), FUTURE, "def f(x):\n    return x"],
+        [ANNOTATED, cell(FUTURE, "notebook-only")],
     ],
 )
 def test_innocent_code_is_silent(cells, tmp_path):
@@ -289,7 +349,7 @@ def test_innocent_code_is_silent(cells, tmp_path):
         (
             "n.ipynb",
             '{"nbformat": 4, "nbformat_minor": 5, "metadata": {}, "cells": [{"cell_type": "code", "metadata": {}}]}',
-            "not a cell of a notebook: source.* Fix: Open it in Jupyter",
+            "not a cell of a notebook: source must be text.* Fix: Open it in Jupyter",
         ),
     ],
 )
