@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from rlkit.policy import Policy
 
 TESTED = "0.32"
-PROTOCOL = 1
+PROTOCOL = 2
+FRESH = "default"  # vLLM's own name for the weights of a server that has just been started
 
 
 @dataclass(frozen=True)

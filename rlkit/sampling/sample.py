@@ -153,7 +153,8 @@ def sync(engine: Engine) -> None:
     """
     policy = engine.policy
     mark = None if isinstance(engine, PolicyModelEngine) else weights_mark(policy)
-    changed = mark != policy.marks.get(id(engine), mark)
+    # Without a mark the last transfer failed: an engine that refused it has the weights of before.
+    changed = mark is not None and mark != policy.marks.get(id(engine))
     stale = collectives.maxima({"stale": float(engine.version != policy.version or changed)})["stale"]
     if not stale:
         return
