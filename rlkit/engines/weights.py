@@ -145,13 +145,20 @@ def weights_mark(policy: "Policy") -> int:
     """A number that changes with the weights: also by an optimizer of the user's own, `load_state_dict`, or by hand.
 
     It reads torch's counter of changes in place of each parameter, one element of each, which shows what is written
-    past the counter (`parameter.data`), and the active adapters; so it costs next to nothing. Left out: single elements
-    written through `.data`; and packed bytes and what DeepSpeed has taken apart, of which only the counter is read.
+    past the counter (`parameter.data`), and which adapters are active, at what scale; so it costs next to nothing. Left
+    out: single elements written through `.data`; and packed bytes and what DeepSpeed has taken apart, of which only the
+    counter is read.
     """
     adapted = hasattr(policy.model, "peft_config")
     parts: list[Any] = [policy.model.active_adapters if adapted else None]
     middles: dict[Any, list[Tensor]] = {}
-    for parameter in policy.model.parameters():
+    buffers: list[Tensor] = []  # those of a checkpoint; others may change in every forward pass
+    for module in policy.model.modules():
+        saved = module._buffers.keys() - module._non_persistent_buffers_set
+        buffers += [buffer for name, buffer in module._buffers.items() if buffer is not None and name in saved]
+        if hasattr(module, "_disable_adapters"):
+            parts.append((module._disable_adapters, getattr(module, "scaling", None)))
+    for parameter in [*policy.model.parameters(), *buffers]:
         parts.append((id(parameter), 0 if parameter.is_inference() else parameter._version))
         local = parameter.detach()
         local = local.to_local() if hasattr(local, "to_local") else local

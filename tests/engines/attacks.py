@@ -46,7 +46,7 @@ REFUSED = {
             "Access-Control-Request-Headers: authorization,content-type",
         ),
         403,
-    ),  # fmt: skip
+    ),
     "preflight of a private network": (
         request("OPTIONS /pause HTTP/1.1", "Origin: null", "Access-Control-Request-Private-Network: true"),
         403,
@@ -62,7 +62,7 @@ REFUSED = {
             "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==",
         ),
         403,
-    ),  # fmt: skip
+    ),
     "health for a page": (request("GET /health HTTP/1.1", "Origin: http://evil.example"), 403),
     # DNS rebinding: the page's own name leads to this machine, and its requests have no Origin
     "rebinding": (request("GET /server_info HTTP/1.1", host="Host: evil.example:8000"), 421),

@@ -69,7 +69,7 @@ def test_a_web_server_answers_the_same():
     thread.start()
     try:
         until(lambda: server.started, "the web server")
-        url = "http://127.0.0.1:%d" % server.servers[0].sockets[0].getsockname()[1]
+        url = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
         assert {name: status_of(url, text) for name, (text, _) in REFUSED.items()} == {
             name: status for name, (_, status) in REFUSED.items()
         }
