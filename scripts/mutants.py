@@ -256,7 +256,7 @@ MUTANTS = [
     Mutant("server: NaN of a draw kept", "engines/completions.py", "            server.remote.unclean = True\n", "            pass\n", "engines/test_server_client.py"),
     Mutant("server: drawn with again after NaN", "engines/server.py", "        except NotFiniteError as error:\n            self.distrust(str(error))\n", "        except NotFiniteError as error:\n", "engines/test_server_client.py"),
     Mutant("a refused transfer counts as done", "sampling/sample.py", "mark != policy.marks.get(id(engine))", "mark != policy.marks.get(id(engine), mark)", "engines/test_server_client.py"),
-    Mutant("server: an adapter on replaced base weights", "engines/handover.py", '    if any(answer["results"]) or', '    if', "engines/test_server_client.py"),
+    Mutant("server: an adapter on replaced base weights", "engines/handover.py", '    if any(one["replaced"] for one in answer["results"]) or', '    if', "engines/test_server_client.py"),
     Mutant("server: base weights replaced after attaching", "engines/handover.py", "        for server in self.servers:  # another client may have come in between\n            check_base(server.remote)\n", "", "engines/test_server_client.py"),
     Mutant('files of a living process deleted', 'engines/leftovers.py', ' or Path("/proc", number).exists():', ':', 'engines/test_leftovers.py'),
     Mutant("files of another container's process deleted", 'engines/leftovers.py', 'os.stat(NAMESPACE).st_ino if NAMESPACE.exists() else 0', '0', 'engines/test_leftovers.py'),

@@ -119,7 +119,7 @@ def check_base(remote: Remote) -> None:
     """
     answer = remote.call("POST", "/collective_rpc", body={"method": "rlkit_base_replaced"})
     name = remote.call("GET", "/weight_info")["weight_version"]
-    if any(answer["results"]) or (name != FRESH and not name.startswith("rlkit-")):
+    if any(one["replaced"] for one in answer["results"]) or (name != FRESH and not name.startswith("rlkit-")):
         raise EngineError(
             f"VLLMServer: the server at {remote.where} has taken full or merged weights since it was started "
             f"({name!r}), so an adapter alone would lie on top of those. Start the server again, or use lora='merge'."
@@ -254,13 +254,16 @@ def trl_client(remote: Remote, port: int) -> Any:
     from requests.adapters import HTTPAdapter
     from trl.generation.vllm_client import VLLMClient
 
+    class Client(VLLMClient):  # type: ignore[misc, unused-ignore]
+        def check_server(self, *arguments: Any, **settings: Any) -> None:  # its first request comes in the constructor
+            self.session.trust_env = False
+            self.session.headers.update(remote.refresh())
+            for scheme in ("http://", "https://"):
+                self.session.mount(scheme, HTTPAdapter(max_retries=0))
+            super().check_server(*arguments, **settings)
+
     with environment({}, force={"NO_PROXY": "*", "no_proxy": "*"}):  # it asks for /health without its session
-        client = VLLMClient(base_url=remote.url, group_port=port, connection_timeout=remote.deadline)
-    client.session.trust_env = False
-    client.session.headers.update(remote.refresh())
-    for scheme in ("http://", "https://"):
-        client.session.mount(scheme, HTTPAdapter(max_retries=0))
-    return client
+        return Client(base_url=remote.url, group_port=port, connection_timeout=remote.deadline)
 
 
 @contextlib.contextmanager

@@ -58,10 +58,13 @@ class WeightLoader:
         """Overwrite the cache of keys and values by zeros; no request may be alive."""
         clear_blocks(self)
 
-    def rlkit_base_replaced(self, becomes: bool = False) -> bool:
-        """True from the first time on that other base weights than those of the start have come, or come now."""
+    def rlkit_base_replaced(self, becomes: bool = False) -> dict[str, bool]:
+        """`replaced` from the first time on that other base weights than those of the start have come, or come now.
+
+        A dict, since vLLM makes a string of any other answer.
+        """
         self._rlkit_replaced = becomes or getattr(self, "_rlkit_replaced", False)
-        return self._rlkit_replaced
+        return {"replaced": self._rlkit_replaced}
 
     def rlkit_load(self, file: str) -> dict[str, Any]:
         """Load the weights of a safetensors file, all of them or none.

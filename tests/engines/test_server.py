@@ -129,13 +129,13 @@ def test_attacks_are_refused(server, policy):
     """A page in a browser, another program, another user: what vLLM alone obeys."""
     before = groups_of(draw(policy))
     secret = secret_for(urlsplit(server.url).port)
+    assert secret not in server.log.read_text() and secret not in repr(server)
     answers = {name: status_of(server.url, text, secret=secret) for name, (text, _) in REFUSED.items()}
     assert answers == {name: status for name, (_, status) in REFUSED.items()}
     assert {status_of(server.url, text, secret=secret) for text in PASSED.values()} == {200}
     assert groups_of(draw(policy)) == before
     words = [word for process in family(server.process.pid) for word in process.cmdline()]
     assert words and not any(secret in word for word in words)  # what ps shows to everybody
-    assert secret not in server.log.read_text() and secret not in repr(server)
 
 
 def test_a_client_without_the_secret_says_what_to_do(server, monkeypatch):

@@ -82,12 +82,23 @@ OLD = {"/version": {"version": "0.11.0"}, "/weight_info": (404, {}), "/is_sleepi
         (NO_DEV, r"vLLM 0.32.0\) runs without development mode.*rlkit serve MODEL.*VLLM_SERVER_DEV_MODE=1"),
         (OLD, r"vLLM 0.11.0 at 127.0.0.1:\d+ is too old.*pip install 'vllm>=0.32'"),
         ({"/collective_rpc": (500, "Internal Server Error")}, r"no rlkit in its workers.*--worker-extension-cls rlkit"),
+        ({"/version": (401, "the secret is missing")}, r"asks for a secret.*rlkit serve says in which file"),
         ({"/v1/models": (401, {"error": "Unauthorized"})}, r"asks for a secret.*Set VLLM_API_KEY .*token="),
         ({"/health": (421, "unknown")}, r"not know itself by the name '127.0.0.1'. Start it with RLKIT_SERVE_HOSTS="),
         ({"/health": (404, "File not found")}, r"is no vLLM server \(it has no /health\). url= is its root"),
         ({"/health": HANG}, r"no vLLM server answered at 127.0.0.1:\d+ within 0.5 s \(timed out\)"),
     ],
-    ids=["stranger", "no development mode", "too old", "no extension", "secret", "name", "a web server", "hangs"],
+    ids=[
+        "stranger",
+        "no development mode",
+        "too old",
+        "no extension",
+        "secret",
+        "another secret",
+        "name",
+        "a web server",
+        "hangs",
+    ],
 )
 def test_servers_that_cannot_serve(policy, answers, message):
     deadline = 0.5 if answers.get("/health") is HANG else LONG
@@ -308,14 +319,14 @@ def test_an_adapter_alone_wants_the_base_weights_of_the_start(replaced, name, re
     policy = vllm_policy(peft_config=peft.LoraConfig(r=4, target_modules=["q_proj"]))
     table = vllm_of(policy, lora_rank=8) | {"/weight_info": {"weight_version": name}}
     rpcs = iter([table["/collective_rpc"]])
-    table["/collective_rpc"] = lambda: next(rpcs, {"results": replaced})
+    table["/collective_rpc"] = lambda: next(rpcs, {"results": [{"replaced": one} for one in replaced]})
     with answering(table) as (url, _):
         if refused:
             with pytest.raises(EngineError, match=rf"has taken full or merged weights .*'{name}'.*Start the server ag"):
                 rl.VLLMServer(policy, url=url, lora="adapter")
         else:
             engine = rl.VLLMServer(policy, url=url, lora="adapter")
-            table["/collective_rpc"] = {"results": [True]}  # another client since then
+            table["/collective_rpc"] = {"results": [{"replaced": True}]}  # another client since then
             with pytest.raises(EngineError, match="has taken full or merged weights"):
                 engine.sync(named_weights(policy), 0)
             assert engine.version is None and shared_files() == []
