@@ -14,10 +14,11 @@ def add_parser(commands: "Subparsers[argparse.ArgumentParser]") -> argparse.Argu
         "serve",
         help="serve a model with vLLM, for rl.VLLMServer",
         description="Run a vLLM server that takes weights from rl.VLLMServer, until Ctrl-C. Arguments after -- are "
-        "vLLM's own: rlkit serve MODEL -- --enable-prefix-caching",
+        "vLLM's own: rlkit serve MODEL -- --enable-prefix-caching. Clients need the secret in VLLM_API_KEY, or else a "
+        "random one, which those of the same user on this machine find by themselves.",
     )
     parser.add_argument("model", help="folder, hub id, tiny-add or smollm2")
-    parser.add_argument("--host", default="127.0.0.1", help="address; whoever reaches it can change the weights")
+    parser.add_argument("--host", default="127.0.0.1", help="address (127.0.0.1: this machine only)")
     parser.add_argument("--port", type=int, default=8000, help="0 takes a free one (8000)")
     parser.add_argument("--dtype", choices=["float32", "bfloat16", "float16"], default="float32", help="(float32)")
     parser.add_argument("--max-model-len", type=positive, metavar="N", help="most tokens of prompt and completion")
@@ -26,7 +27,6 @@ def add_parser(commands: "Subparsers[argparse.ArgumentParser]") -> argparse.Argu
     parser.add_argument("--tensor-parallel-size", type=positive, default=1, metavar="N", help="GPUs of the server (1)")
     parser.add_argument("--max-num-seqs", type=positive, metavar="N", help="most completions at a time")
     parser.add_argument("--lora-rank", type=positive, metavar="R", help="take adapters up to this rank")
-    parser.add_argument("--token", help="guards /v1; better in the environment variable VLLM_API_KEY")
     parser.add_argument("--seed", type=seed, default=0, help="of vLLM itself (0)")
     parser.add_argument("--log", metavar="FILE", help="file for what vLLM prints, instead of standard error")
     parser.add_argument("--parent", type=int, help=argparse.SUPPRESS)
@@ -40,7 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
     from rlkit.engines.server_settings import ServerSettings, free_port
     from rlkit.engines.serving import run_server
 
-    given = {field.name: getattr(arguments, field.name) for field in fields(ServerSettings)}
+    given = {field.name: getattr(arguments, field.name) for field in fields(ServerSettings) if field.name != "token"}
     given["extra"] = tuple(arguments.extra)
     given["port"] = arguments.port or free_port()
     try:

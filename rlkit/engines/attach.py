@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from rlkit.policy import Policy
 
 TESTED = "0.32"
-PROTOCOL = 1
+PROTOCOL = 2
+FRESH = "default"  # vLLM's own name for the weights of a server that has just been started
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ def attach(remote: Remote) -> Described:
     """
     remote.wait_until_up()
     how = "Start it with: rlkit serve MODEL"
-    if remote.status("/version") != 200:
+    if remote.status("/version") not in (200, 401):  # 401: the call below says what to do
         raise EngineError(f"VLLMServer: what answers at {remote.where} is no vLLM server. {how}, or give its url=.")
     release = str(remote.call("GET", "/version").get("version"))
     models = remote.call("GET", "/v1/models")["data"]

@@ -10,7 +10,7 @@ once, several engines in one process. Not run: sleep with real memory, CUDA grap
 import contextlib
 import importlib.util
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -31,8 +31,8 @@ from rlkit.engines.in_process import InProcessLLM
 from rlkit.engines.leftovers import scratch_folder
 from rlkit.engines.lifecycle import Lifecycle
 from rlkit.engines.probe import Probe
-from rlkit.engines.requests import completion_of, truncates_in_vllm, vllm_request
-from rlkit.engines.weights import check_manifest, manifest, named_weights, save_adapter
+from rlkit.engines.requests import NotFiniteError, completion_of, truncates_in_vllm, vllm_request
+from rlkit.engines.weights import Manifest, check_manifest, finite, manifest, named_weights, save_adapter
 from rlkit.rollout import SamplingParams
 from rlkit.sampling.engine import Completion, EngineError
 
@@ -103,7 +103,7 @@ class VLLMColocate:
         self._enable_sleep, self._base_loaded = enable_sleep, model is not None
         self._manifest = {} if self._adapter_only else manifest(policy)
         self._adapter: Any = None
-        dtype = dtype or policy.autocast or next(policy.model.parameters()).dtype
+        dtype = self._dtype = dtype or policy.autocast or next(policy.model.parameters()).dtype
         self.probe = Probe(policy, self, every=probe_every, dtype=dtype) if probe_every else None
         self._folder = scratch_folder("rlkit-vllm-")
         settings = llm_settings(
@@ -154,7 +154,7 @@ class VLLMColocate:
         Ctrl-C ends it between two steps of the scheduler, and the next generation starts clean.
 
         Raises:
-            EngineError: no valid weights, closed, or vLLM failed.
+            EngineError: no valid weights, closed, NaN, or vLLM failed.
             ValueError: a prompt that does not fit.
         """
         requests = [
@@ -183,20 +183,25 @@ class VLLMColocate:
         """Take the policy's weights and forget every cached key and value.
 
         Raises:
-            ValueError: names or shapes that are not the engine's; nothing was changed.
+            ValueError: names or shapes that are not the engine's, or numbers that are not finite; nothing was changed.
             EngineError: vLLM could not load them; it refuses to generate until a whole transfer succeeds.
         """
         self.check_open()
         if self._adapter_only:
-            self._lifecycle.load(self._load_adapter, version)
+            if not self._base_loaded:
+                with self._base() as base:
+                    self._check(base)
+            folder = str(save_adapter(self.policy, os.path.join(self._folder.name, "adapter"), self._dtype))
+            self._lifecycle.load(lambda: self._load_adapter(folder), version)
             return
-        stream: Iterable[tuple[str, Tensor]]
+        stream = tensors
         if hasattr(self.policy.model, "peft_config"):  # merged copies are made one by one: not all at once
-            check_manifest(manifest(self.policy), self._manifest, "sync")
-            stream = tensors
+            with contextlib.closing(named_weights(self.policy)) as weights:
+                found = self._check(weights)
         else:
             stream = list(tensors)
-            check_manifest({name: (tensor.shape, tensor.dtype) for name, tensor in stream}, self._manifest, "sync")
+            found = self._check(stream)
+        check_manifest(found, self._manifest, "sync")
         self._lifecycle.load(lambda: self._llm.reload(stream), version)
 
     def sleep(self, level: int | None = None) -> None:
@@ -267,10 +272,15 @@ class VLLMColocate:
         if not prompts:
             return []
         outputs = self._llm.run(prompts, requests, self._adapter)
-        return [
-            [self._completion(output) for output in sorted(request.outputs, key=lambda output: output.index)]
-            for request in outputs
-        ]
+        try:
+            return [
+                [self._completion(output) for output in sorted(request.outputs, key=lambda output: output.index)]
+                for request in outputs
+            ]
+        except NotFiniteError as error:
+            self._llm.unclean = True
+            self.distrust(str(error))
+            raise
 
     def _completion(self, output: Any) -> Completion:
         ids = list(output.token_ids)
@@ -282,16 +292,24 @@ class VLLMColocate:
         version = int(spans.pop()) if spans else None
         return completion_of(self.policy, ids, logp, output.finish_reason, version=version, where=self.name)
 
-    def _load_adapter(self) -> None:
-        """The base once, with the adapter off, and then the adapter alone from a folder."""
+    def _check(self, weights: Iterable[tuple[str, Tensor]]) -> Manifest:
+        """Shapes and dtypes of a stream, which must be finite."""
+        return {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in finite(weights, self.name, self._dtype)}
+
+    @contextlib.contextmanager
+    def _base(self) -> Iterator[Iterable[tuple[str, Tensor]]]:
+        """The stream of weights with the adapter off."""
+        with self.policy.model.disable_adapter(), contextlib.closing(named_weights(self.policy)) as base:
+            yield base
+
+    def _load_adapter(self, folder: str) -> None:
+        """The base once, and then the adapter alone from a folder."""
         from vllm.lora.request import LoRARequest
 
-        policy = self.policy
         if not self._base_loaded:
-            with policy.model.disable_adapter(), contextlib.closing(named_weights(policy)) as base:
+            with self._base() as base:
                 self._llm.reload(base)
             self._base_loaded = True
-        folder = str(save_adapter(policy, os.path.join(self._folder.name, "adapter")))
         # The same number again needs load_inplace, else vLLM goes on with the file of before (notes, section 3).
         self._llm.add_adapter(LoRARequest("policy", 1, folder, load_inplace=self._adapter is not None))
         self._adapter = LoRARequest("policy", 1, folder)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlkit.engines.attach import Described
 from rlkit.engines.remote import KEEP, run_apart
-from rlkit.engines.requests import REGEX_HINT, completion_of
+from rlkit.engines.requests import REGEX_HINT, NotFiniteError, completion_of
 from rlkit.sampling.engine import Completion, EngineError
 
 if TYPE_CHECKING:
@@ -46,14 +46,19 @@ def draw(
         model: name of an adapter on the servers; None draws from their model itself.
 
     Raises:
-        EngineError: a server dies, hangs, refuses, or cuts a completion off; the other requests are dropped.
+        EngineError: a server dies, hangs, refuses, cuts a completion off, or draws NaN; the other requests are dropped.
     """
     jobs = list(zip((servers[share] for share in shares), prompts, requests, strict=True))
-    answers = run_apart(lambda: _draw_all(servers, jobs, model))
-    return [
-        _read(policy, server, prompt, settings["n"], answer, version)
-        for (server, prompt, settings), answer in zip(jobs, answers, strict=True)
-    ]
+    try:
+        answers = run_apart(lambda: _draw_all(servers, jobs, model))
+        return [
+            _read(policy, server, prompt, settings["n"], answer, version)
+            for (server, prompt, settings), answer in zip(jobs, answers, strict=True)
+        ]
+    except NotFiniteError:
+        for server in servers:
+            server.remote.unclean = True
+        raise
 
 
 async def _draw_all(
@@ -103,6 +108,8 @@ async def _draw_one(
     try:
         return remote.read(answer, path)
     except EngineError as error:
+        if "JSON compliant" in str(error):  # NaN, which vLLM 0.32 cannot write; status 400
+            raise NotFiniteError(f"VLLMServer ({remote.where})") from error
         if answer.status_code in (400, 500) and "structured_outputs" in settings:
             raise EngineError(f"{error}. {REGEX_HINT}") from error
         raise

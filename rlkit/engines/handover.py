@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 
 from rlkit import collectives
-from rlkit.engines.attach import Described
+from rlkit.engines.attach import FRESH, Described
 from rlkit.engines.guests import environment
 from rlkit.engines.leftovers import mine
 from rlkit.engines.remote import Remote
 from rlkit.engines.served import whole_copy
-from rlkit.engines.weights import Manifest, check_manifest, save_adapter
+from rlkit.engines.weights import Manifest, check_manifest, finite, named_weights, save_adapter
 from rlkit.sampling.engine import EngineError
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class Handover(Protocol):
         """Bring them to every server, under this name.
 
         Raises:
-            ValueError: names or shapes are not the servers'; nothing was changed.
+            ValueError: names or shapes are not the servers', or numbers are not finite; nothing was changed.
             EngineError: they did not get there.
         """
         ...
@@ -61,15 +61,16 @@ class FileHandover:
 
     def send(self, tensors: Iterable[tuple[str, Tensor]], tag: str) -> None:
         """Write the file, have every server load it, delete it."""
+        checked = finite(tensors, "VLLMServer", narrowest(self.servers))
         if collectives.rank() != 0:
-            for _ in tensors:
+            for _ in checked:
                 pass
             return
         from safetensors import SafetensorError
         from safetensors.torch import save_file
 
         # Copies: a tied head shares its memory, which the format does not allow, and tensors are only lent.
-        weights = {name: whole_copy(tensor) for name, tensor in tensors}
+        weights = {name: whole_copy(tensor) for name, tensor in checked}
         given: Manifest = {name: (tuple(t.shape), t.dtype) for name, t in weights.items()}
         for server in self.servers:
             if server.shapes is not None:
@@ -104,6 +105,27 @@ class FileHandover:
             Path(name).unlink(missing_ok=True)
 
 
+def narrowest(servers: Sequence[Described]) -> torch.dtype:
+    """The dtype of these servers whose numbers end first."""
+    found: list[torch.dtype] = [getattr(torch, server.dtype) for server in servers]
+    return min(found, key=lambda dtype: torch.finfo(dtype).max)
+
+
+def check_base(remote: Remote) -> None:
+    """Refuse an adapter alone for a server whose base weights are not those of its start any more.
+
+    Raises:
+        EngineError: full or merged weights have come since then, from this client or another.
+    """
+    answer = remote.call("POST", "/collective_rpc", body={"method": "rlkit_base_replaced"})
+    name = remote.call("GET", "/weight_info")["weight_version"]
+    if any(one["replaced"] for one in answer["results"]) or (name != FRESH and not name.startswith("rlkit-")):
+        raise EngineError(
+            f"VLLMServer: the server at {remote.where} has taken full or merged weights since it was started "
+            f"({name!r}), so an adapter alone would lie on top of those. Start the server again, or use lora='merge'."
+        )
+
+
 def _load(remote: Remote, file: str, size: int) -> None:
     answers = remote.call(
         "POST",
@@ -119,7 +141,11 @@ def _load(remote: Remote, file: str, size: int) -> None:
 
 
 class AdapterHandover:
-    """The LoRA adapter alone: small, and the only way for quantised base weights (known_faults B57)."""
+    """The LoRA adapter alone: small, and the only way for quantised base weights (known_faults B57).
+
+    The server's base weights must be those that it was started with: an adapter on top of another policy's full or
+    merged weights draws fluent text of no policy at all.
+    """
 
     def __init__(self, policy: "Policy", servers: Sequence[Described], folder: Path) -> None:
         self.policy, self.servers, self.parent = policy, servers, folder
@@ -132,16 +158,25 @@ class AdapterHandover:
                     f"VLLMServer: the server at {server.remote.where} takes {allowed}, the policy's has rank "
                     f"{config.r}. Start it with: rlkit serve MODEL --lora-rank {config.r}."
                 )
+            check_base(server.remote)
 
     def send(self, tensors: Iterable[tuple[str, Tensor]], tag: str) -> None:
         """Write the adapter and have every server put it in the place of the one before; `tensors` are not read."""
         main = collectives.rank() == 0
         folder = collectives.from_main(tempfile.mkdtemp(prefix=mine(PREFIX), dir=self.parent) if main else None)
         assert folder is not None
-        written = save_adapter(self.policy, folder)
-        if not main:
-            return
+        try:
+            written = save_adapter(self.policy, folder, narrowest(self.servers))
+            if main:
+                self._put(folder, written, tag)
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+
+    def _put(self, folder: str, written: Path, tag: str) -> None:
         os.chmod(folder, 0o755)
+        for server in self.servers:  # another client may have come in between
+            check_base(server.remote)
         try:
             for server in self.servers:
                 with paused(server.remote):
@@ -165,8 +200,8 @@ class AdapterHandover:
 class NCCLHandover:
     """GPU to GPU, through TRL's client. Not run by any test: there was no GPU (docs/vllm_server.md)."""
 
-    def __init__(self, servers: Sequence[Described], manifest: Manifest, port: int) -> None:
-        self.servers, self.port = servers, port
+    def __init__(self, policy: "Policy", servers: Sequence[Described], manifest: Manifest, port: int) -> None:
+        self.policy, self.servers, self.port = policy, servers, port
         self.announced = [
             (name, str(dtype).removeprefix("torch."), list(shape)) for name, (shape, dtype) in manifest.items()
         ]
@@ -174,6 +209,9 @@ class NCCLHandover:
 
     def send(self, tensors: Iterable[tuple[str, Tensor]], tag: str) -> None:
         """Stream the tensors to every server; the group is joined at first, and again after anything went wrong."""
+        with contextlib.closing(named_weights(self.policy)) as weights:  # before anything goes: the stream is not kept
+            for _ in finite(weights, "VLLMServer", narrowest(self.servers)):
+                pass
         if collectives.rank() != 0:
             for _ in tensors:
                 pass
@@ -184,6 +222,9 @@ class NCCLHandover:
             kept = list(tensors) if len(self.servers) > 1 else tensors
             for server, client in zip(self.servers, self.clients, strict=True):
                 with paused(server.remote):
+                    server.remote.call(
+                        "POST", "/collective_rpc", body={"method": "rlkit_base_replaced", "args": [True]}
+                    )
                     client.update_named_params(self.announced, iter(kept))
                     finish(server.remote, tag)
         except Exception as error:  # TRL raises plain Exception for what a server answers
@@ -213,12 +254,16 @@ def trl_client(remote: Remote, port: int) -> Any:
     from requests.adapters import HTTPAdapter
     from trl.generation.vllm_client import VLLMClient
 
+    class Client(VLLMClient):  # type: ignore[misc, unused-ignore]
+        def check_server(self, *arguments: Any, **settings: Any) -> None:  # its first request comes in the constructor
+            self.session.trust_env = False
+            self.session.headers.update(remote.refresh())
+            for scheme in ("http://", "https://"):
+                self.session.mount(scheme, HTTPAdapter(max_retries=0))
+            super().check_server(*arguments, **settings)
+
     with environment({}, force={"NO_PROXY": "*", "no_proxy": "*"}):  # it asks for /health without its session
-        client = VLLMClient(base_url=remote.url, group_port=port, connection_timeout=remote.deadline)
-    client.session.trust_env = False
-    for scheme in ("http://", "https://"):
-        client.session.mount(scheme, HTTPAdapter(max_retries=0))
-    return client
+        return Client(base_url=remote.url, group_port=port, connection_timeout=remote.deadline)
 
 
 @contextlib.contextmanager
@@ -245,4 +290,7 @@ def finish(remote: Remote, tag: str) -> None:
             f"VLLMServer: {remote.where} did not reset its prefix cache, which holds values of older weights, because "
             "requests of another client are alive there. Give each trainer its own server."
         )
+    if remote.unclean:
+        remote.call("POST", "/collective_rpc", body={"method": "rlkit_clear_blocks"})
+        remote.unclean = False
     remote.call("POST", "/update_weight_version", body={"new_version": tag})

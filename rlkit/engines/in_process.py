@@ -55,6 +55,7 @@ class InProcessLLM:
             before.close("because another engine was made in this process")
         self._name, self._on_close = name, on_close
         self._llm: Any = None
+        self.unclean = False  # NaN may be in the blocks of the cache; the next reset overwrites them
         self._owns_group = not dist.is_initialized()
         variables = {
             "VLLM_LOGGING_LEVEL": "ERROR",
@@ -176,7 +177,12 @@ class InProcessLLM:
 
     def reset_cache(self) -> bool:
         """Forget the prefix cache; False while requests are alive in it."""
-        return bool(self._llm.reset_prefix_cache())
+        if not self._llm.reset_prefix_cache():
+            return False
+        if self.unclean:
+            self._llm.collective_rpc(clear_blocks)
+            self.unclean = False
+        return True
 
     def set_version(self, version: int) -> None:
         """Every completion comes back with the version of the weights that drew it."""
@@ -245,6 +251,17 @@ def _wake_before_the_end(llm: Any, name: str) -> None:
         llm.wake_up()
     except RuntimeError as error:
         logger.warning("%s: could not wake before closing (%s); a new engine may need a new process.", name, error)
+
+
+def clear_blocks(worker: Any) -> None:
+    """Overwrite the cache of keys and values, which no request may use at this moment, by zeros.
+
+    A block that a new request gets holds old numbers past its last token. The attention multiplies them by 0, which
+    makes NaN of NaN: after one draw with NaN vLLM 0.32 draws NaN for ever, with right weights too.
+    """
+    for layer in worker.model_runner.kv_caches:
+        for part in layer if isinstance(layer, (list, tuple)) else [layer]:  # several where a layer has states as well
+            part.zero_()
 
 
 def restore_layers(model: Any) -> None:

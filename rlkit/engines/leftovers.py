@@ -19,7 +19,12 @@ NAMESPACE = Path("/proc/self/ns/pid")
 
 def mine(prefix: str) -> str:
     """What the names of this process's files begin with."""
-    return f"{prefix}{_namespace()}-{os.getpid()}-"
+    return f"{all_in_namespace(prefix)}{os.getpid()}-"
+
+
+def all_in_namespace(prefix: str) -> str:
+    """What the names begin with that processes of this pid namespace give."""
+    return f"{prefix}{os.stat(NAMESPACE).st_ino if NAMESPACE.exists() else 0}-"
 
 
 def scratch_folder(prefix: str) -> "tempfile.TemporaryDirectory[str]":
@@ -30,7 +35,7 @@ def scratch_folder(prefix: str) -> "tempfile.TemporaryDirectory[str]":
 
 def remove_left(folder: Path, prefix: str) -> None:
     """Delete the files and folders with this prefix whose process is gone; other users' stay, with no error."""
-    start = f"{prefix}{_namespace()}-"
+    start = all_in_namespace(prefix)
     for entry in folder.glob(f"{start}*-*"):
         number = entry.name.removeprefix(start).split("-")[0]
         if not NAMESPACE.exists() or not number.isdecimal() or Path("/proc", number).exists():
@@ -51,7 +56,3 @@ def remove_left_by_vllm(folder: Path, ranks: Iterable[int]) -> None:
     for file in folder.glob(f"-tp:*-[[]{'-'.join(map(str, ranks))}[]]-cpushm_*"):
         with contextlib.suppress(OSError):
             file.unlink()
-
-
-def _namespace() -> int:
-    return os.stat(NAMESPACE).st_ino if NAMESPACE.exists() else 0

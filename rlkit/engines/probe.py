@@ -109,7 +109,7 @@ class Probe:
             return
         try:
             self.compare()
-        except ProbeError as error:
+        except EngineError as error:  # that it could not draw at all, too
             self._passed = False
             self._engine.distrust(str(error))
             raise

@@ -7,12 +7,15 @@ environment are not used; an engine is reached directly or not at all (known_fau
 
 import asyncio
 import contextlib
+import os
+import socket
 import threading
 import time
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
+from rlkit.engines.guard import HOSTS, SECRET, secret_for
 from rlkit.sampling.engine import EngineError
 
 T = TypeVar("T")
@@ -29,7 +32,10 @@ class Remote:
     Args:
         url: "http://host:port", or "host:port".
         deadline: seconds in which a call must be answered.
-        token: for `/v1`, or None.
+        token: the server's secret; None looks for it on this machine, then in VLLM_API_KEY (`guard.secret_for`).
+
+    Attributes:
+        unclean: NaN may be in its cache of keys and values, from this client or from one before.
 
     Raises:
         ValueError: an address without host or port.
@@ -49,25 +55,22 @@ class Remote:
         self.host, self.port = host, port or 443
         self.deadline = deadline
         self.verify = parts.scheme == "https"  # reading the certificates takes longer than a call that needs none
-        self.headers = {"Authorization": f"Bearer {token}"} if token else {}
+        self.unclean = True
+        self.is_here = _is_here(self.host)
+        self._token = token
+        self.headers: dict[str, str] = {}
 
     @property
     def where(self) -> str:
         """Host and port, for messages."""
         return f"{self.host}:{self.port}"
 
-    @property
-    def is_here(self) -> bool:
-        """True if the address is one of this machine's, under whatever name."""
-        import socket
-
-        try:
-            family, kind, _, _, (number, *_) = socket.getaddrinfo(self.host, None, type=socket.SOCK_STREAM)[0]
-            with socket.socket(family, kind) as probe:
-                probe.bind((number, 0))  # works for an address of one of this machine's own interfaces only
-        except OSError:
-            return False
-        return True
+    def refresh(self) -> dict[str, str]:
+        """Headers of a request; a server that was started again may have another secret."""
+        token = self._token or (secret_for(self.port) if self.is_here else os.environ.get(SECRET))
+        # Also where there is no body: the server takes nothing that a page could send without being asked (`guard`).
+        self.headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {token}"} if token else {})
+        return self.headers
 
     def call(
         self, method: str, path: str, *, body: Any = None, params: Any = None, deadline: float | None = None
@@ -86,7 +89,7 @@ class Remote:
                 self.url + path,
                 json=body,
                 params=params,
-                headers=self.headers,
+                headers=self.refresh(),
                 timeout=limit,
                 trust_env=False,
                 verify=self.verify,
@@ -103,7 +106,7 @@ class Remote:
 
         with self.translated(path, self.deadline):
             answer = httpx.get(
-                self.url + path, headers=self.headers, timeout=self.deadline, trust_env=False, verify=self.verify
+                self.url + path, headers=self.refresh(), timeout=self.deadline, trust_env=False, verify=self.verify
             )
         return answer.status_code
 
@@ -121,8 +124,9 @@ class Remote:
         said = _message(answer)
         if answer.status_code == 401:
             raise EngineError(
-                f"VLLMServer: {self.where} asks for a token: VLLMServer(policy, url=..., token=...) with that of "
-                "rlkit serve --token or of VLLM_API_KEY."
+                f"VLLMServer: {self.where} asks for a secret, and the one that was sent, if any, is not its own. Set "
+                f"{SECRET} here to that of the server (rlkit serve says in which file it is, when it is ready), or "
+                "pass VLLMServer(policy, url=..., token=...)."
             )
         if "EngineCore" in said or "EngineDead" in said or answer.status_code == 503:
             raise EngineError(
@@ -149,6 +153,11 @@ class Remote:
                 code = self.status("/health")
                 if code == 200:
                     return
+                if code == 421:
+                    raise NoVLLM(
+                        f"VLLMServer: the server at {self.where} does not know itself by the name {self.host!r}. Start "
+                        f"it with {HOSTS}={self.host} in its environment, or give its address in digits as url=."
+                    )
                 if code == 404:
                     raise NoVLLM(
                         f"VLLMServer: what answers at {self.where} is no vLLM server (it has no /health). url= is its "
@@ -202,6 +211,17 @@ class _Translated:
                 f"VLLMServer: {where} dropped the connection during {self.path} ({error}): the server has ended. "
                 f"{KEEP}: start it again and call sample again; the weights are sent anew."
             ) from error
+
+
+def _is_here(host: str) -> bool:
+    """True if the address is one of this machine's, under whatever name."""
+    try:
+        family, kind, _, _, (number, *_) = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.bind((number, 0))  # works for an address of one of this machine's own interfaces only
+    except OSError:
+        return False
+    return True
 
 
 def _message(answer: Any) -> str:

@@ -96,6 +96,17 @@ def truncates_in_vllm(policy: "Policy", params: SamplingParams) -> bool:
     return params.truncates or masked or bool(policy.unused_ids)
 
 
+class NotFiniteError(EngineError):
+    """An engine drew NaN; its cache of keys and values may hold some."""
+
+    def __init__(self, where: str) -> None:
+        super().__init__(
+            f"{where}: log-probabilities are NaN though the weights are finite: numbers in between overflow the dtype "
+            "(float16 ends at 65504), or the cache of keys and values holds NaN of older weights. None of the step is "
+            "kept. sample again clears the cache first; if NaN come again, use an engine in bfloat16 or float32."
+        )
+
+
 def completion_of(
     policy: "Policy",
     token_ids: Sequence[int],
@@ -116,6 +127,7 @@ def completion_of(
         where: name of the engine, for messages.
 
     Raises:
+        NotFiniteError: a log-probability is NaN.
         EngineError: aborted, cut off, a missing log-probability, or an id that no tokenizer has.
     """
     if finish_reason == "error":
@@ -125,10 +137,12 @@ def completion_of(
             f"{where}: a completion ended with {finish_reason!r}: it was cut off before it was done (the engine was "
             "paused, aborted or is shutting down). None of the step is kept; sample again."
         )
-    if len(logp) != len(token_ids) or any(value is None or math.isnan(value) for value in logp):
+    if any(value is not None and math.isnan(value) for value in logp):
+        raise NotFiniteError(where)
+    if len(logp) != len(token_ids) or None in logp:
         raise EngineError(
             f"{where}: {len(token_ids)} tokens came with {sum(v is not None for v in logp)} log-probabilities; expected"
-            " one each. The engine must run with logprobs_mode='processed_logprobs', and its weights must be finite."
+            " one each. The engine must run with logprobs_mode='processed_logprobs'."
         )
     ids = [int(token) for token in token_ids]
     if not ids:

@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from rlkit import collectives
-from rlkit.engines.attach import Described, attach, check_fit
+from rlkit.engines.attach import FRESH, Described, attach, check_fit
 from rlkit.engines.completions import draw
 from rlkit.engines.handover import ADAPTER, Handover
 from rlkit.engines.remote import Remote
-from rlkit.engines.requests import truncates_in_vllm, vllm_request
+from rlkit.engines.requests import NotFiniteError, truncates_in_vllm, vllm_request
 from rlkit.engines.server_probe import ServerProbe
 from rlkit.engines.ways import Lora, SyncWay, choose_way, make_handover, uses_adapter
 from rlkit.engines.weights import Manifest, is_quantised, manifest, named_weights
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MAX_STOP_STRINGS = 4  # of the OpenAI API
-FRESH = "default"  # vLLM's own name for the weights of a server that has just been started
 
 
 class VLLMServer:
@@ -58,7 +57,7 @@ class VLLMServer:
             to a server with `--lora-rank`. "auto" does the latter for quantised base weights only.
         probe_every: compare log-probabilities with the trainer's on a probe after the first transfer of weights and
             every so many; 0 never does.
-        token: of the server, if it asks for one.
+        token: the server's secret. None takes that of this user's `rlkit serve` on this machine, else VLLM_API_KEY.
         group_port: for "nccl": port at which trainer and server meet.
 
     Raises:
@@ -88,7 +87,6 @@ class VLLMServer:
         if deadline <= 0:
             raise ValueError(f"VLLMServer: deadline must be > 0 seconds, got {deadline}.")
         self.policy = policy
-        token = token or os.environ.get("VLLM_API_KEY")
         self.remotes = [Remote(one, deadline=deadline, token=token) for one in url.split(",") if one.strip()]
         if not self.remotes:
             raise ValueError("VLLMServer: url is empty; give the server's address, 'http://127.0.0.1:8000'.")
@@ -166,7 +164,11 @@ class VLLMServer:
         if not prompts:
             return []
         shares = [(place + collectives.rank()) % len(self.servers) for place in range(len(prompts))]
-        drawn = draw(self.policy, self.servers, shares, prompts, requests, version=version, model=self.model)
+        try:
+            drawn = draw(self.policy, self.servers, shares, prompts, requests, version=version, model=self.model)
+        except NotFiniteError as error:
+            self.distrust(str(error))
+            raise
         if self._look():
             self.distrust("a server was started again")
             raise EngineError(
@@ -183,12 +185,15 @@ class VLLMServer:
         """Put the policy's weights on every server; all processes of the run call it and wait.
 
         Raises:
-            ValueError: names or shapes are not the servers' own; they are as they were before.
+            ValueError: names or shapes are not the servers' own, or numbers are not finite; nothing was changed there.
             EngineError: the weights did not get there; until a sync succeeds, `generate` refuses.
         """
         if self._closed:
             raise EngineError("VLLMServer: the engine is closed. Make a new one: VLLMServer(policy, url=...).")
         before, problem = self._version, None
+        if any(collectives.gather(any(remote.unclean for remote in self.remotes))):  # rank 0 cleans for all
+            for remote in self.remotes:
+                remote.unclean = True
         self.distrust("the last transfer of weights failed")  # an interrupt may come at any moment
         try:
             self.handover.send(tensors, self._tag(version))

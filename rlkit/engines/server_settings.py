@@ -4,9 +4,9 @@ What it sets and why (each found by the shared study on vLLM 0.32): development 
 weights; the worker extension; log-probabilities of the processed logits; no sampling defaults from the checkpoint; on a
 CPU no compilation, no spinning threads and no pinning of every server to the first core.
 
-Security: in development mode whoever reaches the port can change the weights, and vLLM's token guards only `/v1`. So
-the server listens on the loopback unless told otherwise. Left out: a server over several machines (docs/slurm.md starts
-one for each node, and `VLLMServer` takes several addresses).
+Security: in development mode whoever can send a request can change the weights. So every request needs a secret
+(`guard`), and the server listens on the loopback unless told otherwise. Left out: a server over several machines
+(docs/slurm.md starts one for each node, and `VLLMServer` takes several addresses).
 """
 
 import contextlib
@@ -17,10 +17,11 @@ import shutil
 import socket
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from rlkit.engines.dying import VARIABLE
+from rlkit.engines.guard import HOSTS, MIDDLEWARE, SECRET, new_secret
 
 WORKER = "rlkit.engines.worker.WeightLoader"
 SERVED_NAME = "policy"  # the same after a restart, which may load another temporary folder
@@ -42,7 +43,7 @@ class ServerSettings:
         tensor_parallel_size: GPUs of the server.
         max_num_seqs: most completions at a time; None takes vLLM's.
         lora_rank: largest rank of an adapter; None serves without adapters.
-        token: guards `/v1`; None asks for none.
+        token: the secret that every request needs; the default is VLLM_API_KEY, else a random one.
         seed: of vLLM itself. Completions have seeds of their own.
         extra: further arguments of `vllm serve`, each one word.
 
@@ -59,7 +60,7 @@ class ServerSettings:
     tensor_parallel_size: int = 1
     max_num_seqs: int | None = None
     lora_rank: int | None = None
-    token: str | None = None
+    token: str = field(default_factory=new_secret, repr=False)
     seed: int = 0
     extra: tuple[str, ...] = ()
 
@@ -77,6 +78,12 @@ class ServerSettings:
             raise ValueError(f"rlkit serve: gpu_memory_utilization must be in (0, 1], got {share}.")
         if self.kv_cache_gib is not None and self.kv_cache_gib <= 0:
             raise ValueError(f"rlkit serve: kv_cache_gib must be > 0, got {self.kv_cache_gib}.")
+        if not (self.token.isascii() and self.token.isprintable() and self.token and " " not in self.token):
+            raise ValueError(f"rlkit serve: the token ({SECRET}) must be ASCII characters without spaces or line ends.")
+        if any(word.split("=")[0].replace("_", "-") == "--api-key" for word in self.extra):
+            raise ValueError(
+                f"rlkit serve: --api-key shows the key to every user of the machine (ps). Put it into {SECRET}."
+            )
 
     @property
     def url(self) -> str:
@@ -116,6 +123,7 @@ def serve_command(model: str, settings: ServerSettings) -> list[str]:
         "max-logprobs": -1,
         "generation-config": "vllm",
         "worker-extension-cls": WORKER,
+        "middleware": MIDDLEWARE,
     }
     command = [sys.executable, "-m", "rlkit.engines.launcher", "serve", model]
     for name, value in options.items():
@@ -147,9 +155,9 @@ def serve_environment(settings: ServerSettings, environment: Mapping[str, str]) 
         "VLLM_NO_USAGE_STATS": "1",
         "PYTHONPATH": path,  # the workers import rlkit, wherever it lies
         VARIABLE: str(os.getpid()),
+        SECRET: settings.token,  # not on the command line, which every user of the machine can read
+        HOSTS: ",".join(filter(None, [environment.get(HOSTS), settings.host])),
     }
-    if settings.token is not None:
-        must["VLLM_API_KEY"] = settings.token  # not on the command line, which every user of the machine can read
     good = {"OMP_WAIT_POLICY": "PASSIVE", "VLLM_CPU_OMP_THREADS_BIND": "nobind"} if is_cpu_build() else {}
     if is_cpu_build():
         must["TORCHDYNAMO_DISABLE"] = "1"  # else the first log-probability needs a C++ compiler

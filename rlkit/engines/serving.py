@@ -17,6 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from rlkit.engines.guard import PREFIX, SECRET, new_secret, write_secret
 from rlkit.engines.leftovers import scratch_folder
 from rlkit.engines.served import served_model
 from rlkit.engines.server_settings import (
@@ -33,7 +34,6 @@ from rlkit.engines.supervise import GRACE_SECONDS, POLL_SECONDS, supervise
 if TYPE_CHECKING:
     from rlkit.policy import Policy
 
-PREFIX = "rlkit-serve-"  # of folders for a model and a log
 LAST_LINES = 15  # of the log, in an error
 LINE_LENGTH = 400  # vLLM lists all models that it knows in one
 
@@ -136,7 +136,8 @@ def serve(
         tensor_parallel_size: GPUs of the server.
         max_num_seqs: most completions at a time.
         lora_rank: largest rank of an adapter, for a sync of the adapter alone; None serves without adapters.
-        token: guards the `/v1` endpoints, not those for weights.
+        token: the secret that every request needs; None takes VLLM_API_KEY, else a random one. Clients of this user on
+            this machine find it by themselves.
         seed: of vLLM itself.
         extra: further arguments of `vllm serve`, each one word.
         log: file for what vLLM prints; None takes one in a temporary folder.
@@ -166,7 +167,7 @@ def serve(
         tensor_parallel_size=tensor_parallel_size,
         max_num_seqs=max_num_seqs,
         lora_rank=lora_rank,
-        token=token,
+        token=token or new_secret(),
         seed=seed,
         extra=tuple(extra),
     )
@@ -200,7 +201,7 @@ def supervisor_command(model: str, settings: ServerSettings, *, log: Path, scrat
     words += ["--scratch", str(scratch)]
     for field in dataclasses.fields(settings):
         value = getattr(settings, field.name)
-        if value is not None and field.name not in ("extra", "token"):  # the token is in the environment
+        if value is not None and field.name not in ("extra", "token"):  # the secret is in the environment
             words += [f"--{field.name.replace('_', '-')}", str(value)]
     return [*words, "--", *settings.extra] if settings.extra else words
 
@@ -229,6 +230,7 @@ def run_server(
         try:
             check_port(settings.host, settings.port)
             command = serve_command(served_model(model, Path(folder)), settings)
+            secret = write_secret(Path(folder), settings.port, settings.token)
         except (ImportError, OSError, ValueError) as error:
             print(error, file=sys.stderr)
             return 2
@@ -236,7 +238,8 @@ def run_server(
         def announce() -> None:
             print(
                 f"rlkit serve: {model} is ready at {settings.url} ({settings.dtype}). In the notebook: "
-                f'policy.use(rl.VLLMServer(policy, url="{settings.url}")). Ctrl-C ends it.',
+                f'policy.use(rl.VLLMServer(policy, url="{settings.url}")). On another machine, or as another user, '
+                f"with {SECRET} set to what is in {secret}. Ctrl-C ends it.",
                 flush=True,
             )
 

@@ -52,7 +52,7 @@ def make_handover(
             raise ValueError("VLLMServer: an adapter alone goes over as a file. Give folder= on a shared disk.")
         return AdapterHandover(policy, servers, place)
     if way == "nccl":
-        return NCCLHandover(servers, manifest, group_port)
+        return NCCLHandover(policy, servers, manifest, group_port)
     return FileHandover(servers, place)
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from rlkit.engines.dying import VARIABLE, die_with_parent
-from rlkit.engines.in_process import restore_layers
+from rlkit.engines.in_process import clear_blocks, restore_layers
 from rlkit.engines.weights import check_manifest, plain_manifest
 
 if VARIABLE in os.environ:  # in a process of a server that rlkit has started, never in a notebook
@@ -36,7 +36,7 @@ class WeightLoader:
         config = self.vllm_config  # type: ignore[attr-defined]
         model = config.model_config
         return {
-            "protocol": 1,
+            "protocol": 2,
             "model": model.model,
             "dtype": str(model.dtype).removeprefix("torch."),
             "max_model_len": model.max_model_len,
@@ -53,6 +53,18 @@ class WeightLoader:
             ),
             "mixed": getattr(self, "_rlkit_mixed", False),
         }
+
+    def rlkit_clear_blocks(self) -> None:
+        """Overwrite the cache of keys and values by zeros; no request may be alive."""
+        clear_blocks(self)
+
+    def rlkit_base_replaced(self, becomes: bool = False) -> dict[str, bool]:
+        """`replaced` from the first time on that other base weights than those of the start have come, or come now.
+
+        A dict, since vLLM makes a string of any other answer.
+        """
+        self._rlkit_replaced = becomes or getattr(self, "_rlkit_replaced", False)
+        return {"replaced": self._rlkit_replaced}
 
     def rlkit_load(self, file: str) -> dict[str, Any]:
         """Load the weights of a safetensors file, all of them or none.
@@ -71,6 +83,7 @@ class WeightLoader:
             restore_layers(self.model_runner.get_model())  # type: ignore[attr-defined]  # if someone else's failed
         except Exception as error:  # whatever it is: raised here, it would end the server
             return {"ok": False, "error": f"{type(error).__name__}: {error}", "mixed": mixed}
+        self.rlkit_base_replaced(True)
         try:
             self.reload_weights(weights_iterator=iter(weights.items()))  # type: ignore[attr-defined]
         except Exception as error:

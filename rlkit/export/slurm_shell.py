@@ -106,13 +106,17 @@ TASK
 for node in "${serve_nodes[@]}"; do # else a stranger's server would be taken for ours
   ! healthy "$node" || fail "port $port of $node answers already, for someone else; choose another one with --vllm-port"
 done
+# Each request to a server needs this secret. Both sruns pass it on in the environment, and no command line shows it.
+VLLM_API_KEY=${VLLM_API_KEY:-$(od -An -N32 -tx1 /dev/urandom | tr -d ' \n')}
+RLKIT_SERVE_HOSTS=$(join "${serve_nodes[@]}") # the names by which the trainer addresses them
+export VLLM_API_KEY RLKIT_SERVE_HOSTS
 say "starting vLLM on ${serve_nodes[*]}, port $port"
 srun --nodes="$VLLM_NODES" --ntasks="$VLLM_NODES" --ntasks-per-node=1 --nodelist="$(join "${serve_nodes[@]}")" \
   --kill-on-bad-exit=1 --wait=10 --output=vllm-%j-%t.out --open-mode=append "${SRUN_ARGS[@]}" \
   env VLLM_SERVER_DEV_MODE=1 bash -c "$server_task" server "$VLLM_MODEL" --host 0.0.0.0 --port "$port" \
   --tensor-parallel-size "$VLLM_TP" --weight-transfer-config '{"backend":"nccl"}' \
   --logprobs-mode processed_logprobs --max-logprobs -1 --generation-config vllm \
-  --worker-extension-cls rlkit.engines.worker.WeightLoader "${VLLM_ARGS[@]}" &
+  --worker-extension-cls rlkit.engines.worker.WeightLoader --middleware rlkit.engines.guard.Guard "${VLLM_ARGS[@]}" &
 server=$!
 
 urls=() since=$SECONDS

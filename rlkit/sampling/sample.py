@@ -153,7 +153,8 @@ def sync(engine: Engine) -> None:
     """
     policy = engine.policy
     mark = None if isinstance(engine, PolicyModelEngine) else weights_mark(policy)
-    changed = mark != policy.marks.get(id(engine), mark)
+    # Without a mark the last transfer failed: an engine that refused it has the weights of before.
+    changed = mark is not None and mark != policy.marks.get(id(engine))
     stale = collectives.maxima({"stale": float(engine.version != policy.version or changed)})["stale"]
     if not stale:
         return
@@ -170,14 +171,14 @@ def sync(engine: Engine) -> None:
             f"sample: engine {engine.name!r} has weights of version {engine.version} after it was given version "
             f"{policy.version}; its completions would not be the policy's."
         )
+    said = collectives.gather(None if problem is None else str(problem))
     probe = getattr(engine, "probe", None)
-    if probe is not None:
-        # Every process takes part, whatever happened to its own engine: gathering sharded weights is an exchange.
+    if probe is not None and not any(said):  # on every process or on none: gathering sharded weights is an exchange
         try:
             probe.after_sync()
         except EngineError as error:
-            problem = problem or error
-    said = collectives.gather(None if problem is None else str(problem))
+            problem = error
+        said = collectives.gather(None if problem is None else str(problem))
     if problem is None and mark is not None:
         policy.marks[id(engine)] = mark
     if problem is not None:

@@ -7,6 +7,7 @@ import signal
 import threading
 import urllib.request
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import psutil
 import torch
@@ -14,6 +15,7 @@ from datasets import Dataset
 from waiting import LONG
 
 import rlkit as rl
+from rlkit.engines.guard import secret_for
 from rlkit.engines.handover import PREFIX
 from rlkit.engines.leftovers import mine
 
@@ -70,9 +72,10 @@ def sampler_gap(policy, rollout):
 
 
 def raw(url, method, path, body=None):
-    """A call as any other client would make it."""
+    """A call as any other client with the secret would make it."""
     data = None if body is None else json.dumps(body).encode()
-    request = urllib.request.Request(url + path, data=data, method=method, headers={"Content-Type": "application/json"})
+    headers = {"Content-Type": "application/json", "Authorization": f"Bearer {secret_for(urlsplit(url).port)}"}
+    request = urllib.request.Request(url + path, data=data, method=method, headers=headers)
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     with opener.open(request, timeout=LONG) as answer:
         text = answer.read().decode()

@@ -59,6 +59,43 @@ class TestColocate(EngineContract):
             subject._lifecycle.load(lambda: subject._llm.reload(half()), subject.policy.version)
 
 
+NOT_FINITE = r"policy weights not finite in float32: {} \(1 of \d+ values\); nothing was sent"
+
+
+def test_weights_that_are_not_finite_never_get_there(subject):
+    before, version = tokens_of(draw(subject)), subject.version
+    weight = subject.policy.model.model.layers[0].mlp.up_proj.weight
+    kept = weight.detach().clone()
+    with torch.no_grad():
+        weight[3, 4] = torch.nan
+    for _ in range(2):
+        with pytest.raises(ValueError, match=NOT_FINITE.format("model.layers.0.mlp.up_proj.weight")):
+            draw(subject)
+    assert subject.version == version
+    with torch.no_grad():
+        weight.copy_(kept)
+    assert tokens_of(draw(subject)) == before
+
+
+@pytest.mark.parametrize("how", ["draw", "probe"])
+def test_nan_that_it_drew_with_do_not_stay(subject, monkeypatch, how):
+    """As if numbers in between had overflowed: with right weights vLLM alone would go on to draw NaN."""
+    before, probe = tokens_of(draw(subject)), subject.probe
+    weight = subject.policy.model.model.layers[0].mlp.up_proj.weight
+    kept = weight.detach().clone()
+    monkeypatch.setattr("rlkit.engines.colocate.finite", lambda weights, where, dtype: weights)
+    monkeypatch.setattr(subject, "probe", probe if how == "probe" else None)
+    with torch.no_grad():
+        weight.fill_(torch.nan)
+    for _ in range(2):
+        with pytest.raises(EngineError, match="log-probabilities are NaN"):
+            draw(subject)
+        assert subject.version is None
+    with torch.no_grad():
+        weight.copy_(kept)
+    assert tokens_of(draw(subject)) == before
+
+
 def test_versions_are_read_back(subject):
     rollout = draw(subject)
     groups = subject.generate([[5, 6]], [0], num_generations=2, params=rollout.sampling, seed=0)
@@ -239,6 +276,25 @@ def test_adapters_follow_their_updates_and_the_model_stays_bit_for_bit(make, mod
     assert float((off - rollout.sampler_logp).abs().max()) > 100 * LOGP_ATOL  # known_faults B56: it shows
     now = policy.model.state_dict()
     assert all(torch.equal(now[name], tensor) for name, tensor in base.items())
+
+
+@pytest.mark.parametrize("mode", ["merge", "adapter"])
+def test_adapters_and_bases_that_are_not_finite_never_get_there(make, mode):
+    policy = vllm_policy(peft_config=lora())
+    engine = make(policy, lora=mode)
+    layer = policy.model.get_base_model().model.layers[1].mlp.down_proj
+    for weight, first in ((layer.base_layer.weight, True), (layer.lora_A["default"].weight, False)):
+        kept = weight.detach().clone()
+        with torch.no_grad():
+            weight[0, 0] = torch.inf
+        with pytest.raises(ValueError, match=r"policy weights not finite in float32: .*layers.1.mlp.down_proj"):
+            draw(engine)
+        assert engine.version is None if first else engine.version == 0
+        with torch.no_grad():
+            weight.copy_(kept)
+        rollout = draw(engine)
+        expected = rl.compute_logps(policy, rollout)
+        torch.testing.assert_close(rollout.sampler_logp, expected, rtol=0, atol=LOGP_ATOL)
 
 
 def test_an_adapter_that_is_ignored_is_caught(make, monkeypatch):

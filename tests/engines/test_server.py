@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from builders import tiny_policy
 pytest.importorskip("vllm", reason="no vLLM here: make test-vllm")
 
 from builders import SIZE, vllm_model, vllm_policy
+from engines.attacks import PASSED, REFUSED, status_of
 from engines.contract import EngineContract
 from engines.server_helpers import (
     CONTEXT,
@@ -39,6 +41,7 @@ from sampling.sampling_helpers import groups_of
 from waiting import LONG, alive, interrupt_when, until
 
 import rlkit as rl
+from rlkit.engines.guard import secret_for
 from rlkit.engines.handover import finish, trl_client
 from rlkit.engines.remote import Remote
 from rlkit.engines.server_settings import free_port
@@ -92,6 +95,95 @@ def step(policy, rollout):
     """One large optimizer step."""
     optimizer = torch.optim.SGD(policy.trainable_parameters(), lr=1.0)
     rl.loss_step(policy, optimizer, rollout, torch.linspace(-1, 1, len(rollout)), max_grad_norm=1.0)
+
+
+# The server as it was started
+
+
+def test_an_adapter_alone_lies_on_the_weights_of_the_start_only(server):
+    """It comes first: after any full or merged weights, a killed client's too, adapters alone are refused."""
+    policy = with_adapter(server, "adapter")
+    first = draw(policy)
+    assert sampler_gap(policy, first) < GAP
+    step(policy, first)
+    second = draw(policy)
+    assert sampler_gap(policy, second) < GAP and groups_of(first) != groups_of(second)
+    with_adapter(server, "adapter").engine.close()  # another trainer with an adapter alone changes no base weights
+
+    other = vllm_policy(seed=9)
+    draw(other.use(rl.VLLMServer(other, url=server.url)))
+    with pytest.raises(EngineError, match="another client has put its weights"):
+        draw(policy)
+    for _ in range(2):
+        with pytest.raises(EngineError, match=r"has taken full or merged weights .*Start the server again"):
+            draw(policy)
+    policy.engine.close()
+    with pytest.raises(EngineError, match=r"has taken full or merged weights .*lora='merge'"):
+        with_adapter(server, "adapter")
+    assert sampler_gap(policy, draw(policy.use(rl.VLLMServer(policy, url=server.url)))) < GAP
+    policy.engine.close()
+    assert shared_files() == []
+
+
+def test_attacks_are_refused(server, policy):
+    """A page in a browser, another program, another user: what vLLM alone obeys."""
+    before = groups_of(draw(policy))
+    secret = secret_for(urlsplit(server.url).port)
+    assert secret not in server.log.read_text() and secret not in repr(server)
+    answers = {name: status_of(server.url, text, secret=secret) for name, (text, _) in REFUSED.items()}
+    assert answers == {name: status for name, (_, status) in REFUSED.items()}
+    assert {status_of(server.url, text, secret=secret) for text in PASSED.values()} == {200}
+    assert groups_of(draw(policy)) == before
+    words = [word for process in family(server.process.pid) for word in process.cmdline()]
+    assert words and not any(secret in word for word in words)  # what ps shows to everybody
+
+
+def test_a_client_without_the_secret_says_what_to_do(server, monkeypatch):
+    monkeypatch.setattr("rlkit.engines.remote.secret_for", lambda port: "of another server")
+    with pytest.raises(EngineError, match=r"asks for a secret.*Set VLLM_API_KEY"):
+        rl.VLLMServer(vllm_policy(), url=server.url)
+
+
+def test_weights_that_are_not_finite_never_get_there(server, policy):
+    before = groups_of(draw(policy))
+    weight = policy.model.model.layers[0].mlp.up_proj.weight
+    kept = weight.detach().clone()
+    with torch.no_grad():
+        weight[3, 4] = torch.nan
+    for _ in range(2):
+        with pytest.raises(ValueError, match=r"not finite in float32: model.layers.0.mlp.up_proj.weight \(1 of"):
+            draw(policy)
+    with torch.no_grad():
+        weight.copy_(kept)
+    assert groups_of(draw(policy)) == before
+
+
+def test_nan_that_a_server_drew_with_do_not_stay(server, policy, monkeypatch):
+    """As if numbers in between had overflowed; then for the same trainer, and for a new one after it was killed."""
+    before = groups_of(draw(policy))
+    weight = policy.model.model.layers[0].mlp.up_proj.weight
+    kept = weight.detach().clone()
+    for _ in range(2):
+        monkeypatch.setattr("rlkit.engines.handover.finite", lambda weights, where, dtype: weights)
+        policy.engine.probe = None
+        with torch.no_grad():
+            weight.fill_(torch.nan)
+        with pytest.raises(EngineError, match="log-probabilities are NaN"):
+            draw(policy)
+        monkeypatch.undo()
+        with torch.no_grad():
+            weight.copy_(kept)
+        assert groups_of(draw(policy)) == before
+        with torch.no_grad():
+            weight.fill_(torch.nan)
+        monkeypatch.setattr("rlkit.engines.handover.finite", lambda weights, where, dtype: weights)
+        with pytest.raises(EngineError, match="log-probabilities are NaN"):
+            draw(policy)
+        monkeypatch.undo()
+        with torch.no_grad():
+            weight.copy_(kept)
+        policy.use(rl.VLLMServer(policy, url=server.url))
+        assert groups_of(draw(policy)) == before
 
 
 # What it is for
@@ -320,12 +412,9 @@ def with_adapter(server, way, **options):
     return policy.use(rl.VLLMServer(policy, url=server.url, lora=way))
 
 
-@pytest.mark.parametrize("way", ["merge", "adapter"])
-def test_an_adapter_goes_over_merged_or_alone(server, way):
-    """In the adapter's way the server's own weights must be the base model's: they are put there first."""
+def test_an_adapter_goes_over_merged(server):
     base = vllm_policy()
-    draw(base.use(rl.VLLMServer(base, url=server.url)))
-    policy = with_adapter(server, way)
+    policy = with_adapter(server, "merge")
     before = {name: tensor.clone() for name, tensor in policy.model.state_dict().items()}
     first = draw(policy)
     assert sampler_gap(policy, first) < GAP

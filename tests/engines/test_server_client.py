@@ -8,8 +8,9 @@ import time
 
 import pytest
 import torch
-from builders import BOS, EOS, PAD, VOCABULARY, tiny_policy
+from builders import BOS, EOS, PAD, VOCABULARY, tiny_policy, vllm_policy
 from engines.http_server import DROP, HANG, after, answering, counting
+from engines.server_helpers import shared_files
 from waiting import LONG, main_thread_is_in, until
 
 import rlkit as rl
@@ -26,7 +27,7 @@ def described(policy, **changes):
     """What a server of this policy says of itself."""
     shapes = {name: list(shape) for name, (shape, _) in manifest(policy).items()}
     found = {
-        "protocol": 1,
+        "protocol": 2,
         "dtype": "float32",
         "max_model_len": 64,
         "shapes": shapes,
@@ -81,11 +82,23 @@ OLD = {"/version": {"version": "0.11.0"}, "/weight_info": (404, {}), "/is_sleepi
         (NO_DEV, r"vLLM 0.32.0\) runs without development mode.*rlkit serve MODEL.*VLLM_SERVER_DEV_MODE=1"),
         (OLD, r"vLLM 0.11.0 at 127.0.0.1:\d+ is too old.*pip install 'vllm>=0.32'"),
         ({"/collective_rpc": (500, "Internal Server Error")}, r"no rlkit in its workers.*--worker-extension-cls rlkit"),
-        ({"/v1/models": (401, {"error": "Unauthorized"})}, r"asks for a token.*token=.*VLLM_API_KEY"),
+        ({"/version": (401, "the secret is missing")}, r"asks for a secret.*rlkit serve says in which file"),
+        ({"/v1/models": (401, {"error": "Unauthorized"})}, r"asks for a secret.*Set VLLM_API_KEY .*token="),
+        ({"/health": (421, "unknown")}, r"not know itself by the name '127.0.0.1'. Start it with RLKIT_SERVE_HOSTS="),
         ({"/health": (404, "File not found")}, r"is no vLLM server \(it has no /health\). url= is its root"),
         ({"/health": HANG}, r"no vLLM server answered at 127.0.0.1:\d+ within 0.5 s \(timed out\)"),
     ],
-    ids=["stranger", "no development mode", "too old", "no extension", "token", "a web server", "hangs"],
+    ids=[
+        "stranger",
+        "no development mode",
+        "too old",
+        "no extension",
+        "secret",
+        "another secret",
+        "name",
+        "a web server",
+        "hangs",
+    ],
 )
 def test_servers_that_cannot_serve(policy, answers, message):
     deadline = 0.5 if answers.get("/health") is HANG else LONG
@@ -99,7 +112,7 @@ def test_servers_that_cannot_serve(policy, answers, message):
         ({"shapes": {"model.embed_tokens.weight": [8, 4]}}, r"loaded from another model.*'org/model' at 127.0.0.1:\d+"),
         ({"dtype": "bfloat16"}, r"computes in bfloat16, the policy in float32.*rlkit serve org/model --dtype float32"),
         ({"logprobs_mode": "raw_logprobs"}, r"gives raw_logprobs, which ignore the temperature"),
-        ({"protocol": 7}, r"another version.*protocol 7 there, 1 here"),
+        ({"protocol": 7}, r"another version.*protocol 7 there, 2 here"),
         ({"tied": True}, r"'org/model' at 127.0.0.1:\d+ ties its head.*rl.serve\(policy\)"),
     ],
     ids=["model", "dtype", "log-probabilities", "protocol", "tied"],
@@ -197,11 +210,21 @@ def posts(calls):
     return [path for method, path in calls if method == "POST"][1:]  # the first asked what the server is
 
 
+LOAD, NAME = ["/pause?mode=wait", "/collective_rpc", "/reset_prefix_cache"], ["/update_weight_version", "/resume"]
+
+
 def test_a_sync_pauses_loads_resets_names_and_resumes(policy):
     with answering(Weights(policy).table) as (url, calls):
-        assert synced(policy, url).version == 0
-    loop = ["/pause?mode=wait", "/collective_rpc", "/reset_prefix_cache", "/update_weight_version", "/resume"]
-    assert posts(calls) == loop
+        engine = synced(policy, url)
+        assert engine.version == 0
+        assert posts(calls) == [*LOAD, "/collective_rpc", *NAME]  # the first overwrites what a client before left
+        calls.clear()
+        engine.sync(named_weights(policy), 1)
+        assert [path for _, path in calls] == [*LOAD, *NAME]
+        engine.remotes[0].unclean = True
+        calls.clear()
+        engine.sync(named_weights(policy), 2)
+        assert [path for _, path in calls] == [*LOAD, "/collective_rpc", *NAME]
 
 
 @pytest.mark.parametrize(
@@ -224,9 +247,8 @@ def test_after_a_sync_that_failed_nothing_is_drawn_and_the_server_goes_on(policy
         with pytest.raises(EngineError, match="cannot generate: the last transfer of weights failed"):
             engine.generate([[5]], [0], num_generations=1, params=SamplingParams(), seed=0)
         assert posts(calls)[-1] == "/resume"
-        assert [call for call in posts(calls) if call == "/collective_rpc"] == ["/collective_rpc"] * (
-            "/pause" not in answers
-        )  # nothing is sent twice
+        rpcs = 0 if "/pause" in answers else 2 if "/update_weight_version" in answers else 1  # load, then clear
+        assert posts(calls).count("/collective_rpc") == rpcs  # nothing is sent twice
 
 
 def test_shared_memory_that_is_full_says_how_much_and_what_to_do(policy):
@@ -244,6 +266,70 @@ def test_shared_memory_that_is_full_says_how_much_and_what_to_do(policy):
         assert engine.version is None and posts(calls) == []
         engine.sync(named_weights(policy), 0)
         assert engine.version == 0
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+def test_weights_that_are_not_finite_are_not_sent(policy, value):
+    """And the next sample does not draw from those of before as if they were the policy's."""
+    weights = drawing(policy, {"choices": [choice(policy, index=place) for place in range(2)]})
+    with answering(weights.table) as (url, calls):
+        engine = policy.use(synced(policy, url)).engine
+        weights.tag = engine._tag(0)
+        rl.sample(policy, ["1"], num_generations=2, max_completion_length=4)
+        calls.clear()
+        with torch.no_grad():
+            head = policy.model.get_output_embeddings().weight
+            kept, head[1, 2] = float(head[1, 2]), value
+        for _ in range(2):
+            with pytest.raises(ValueError, match=r"policy weights not finite in float32: lm_head.weight \(1 of 736"):
+                rl.sample(policy, ["1"], num_generations=2, max_completion_length=4)
+        assert [path for _, path in calls] == []
+        assert engine.version == 0 and shared_files() == []
+        with torch.no_grad():
+            head[1, 2] = kept
+        rl.sample(policy, ["1"], num_generations=2, max_completion_length=4)
+        assert [path for _, path in calls].count("/collective_rpc") == 1
+
+
+def test_nan_in_a_draw_are_told_and_cleared_with_the_next_sync(policy):
+    weights = drawing(policy, (400, {"error": {"message": "Out of range float values are not JSON compliant"}}))
+    with answering(weights.table) as (url, calls):
+        engine = synced(policy, url)
+        assert not engine.remotes[0].unclean
+        with pytest.raises(EngineError, match=r"log-probabilities are NaN though the weights are finite.*sample again"):
+            generate(engine, weights)
+        assert engine.version is None and engine.remotes[0].unclean
+        calls.clear()
+        engine.sync(named_weights(policy), 0)
+        assert [path for _, path in calls] == [*LOAD, "/collective_rpc", *NAME]
+
+
+@pytest.mark.parametrize(
+    ("replaced", "name", "refused"),
+    [
+        ([False], "default", False),
+        ([False, False], "rlkit-0a1b2c3d-4", False),  # of an adapter alone
+        ([True], "default", True),  # a client that was killed before it named them
+        ([False, True], "rlkit-0a1b2c3d-4", True),
+        ([False], "step-7", True),  # another program's
+    ],
+)
+def test_an_adapter_alone_wants_the_base_weights_of_the_start(replaced, name, refused):
+    peft = pytest.importorskip("peft")
+    policy = vllm_policy(peft_config=peft.LoraConfig(r=4, target_modules=["q_proj"]))
+    table = vllm_of(policy, lora_rank=8) | {"/weight_info": {"weight_version": name}}
+    rpcs = iter([table["/collective_rpc"]])
+    table["/collective_rpc"] = lambda: next(rpcs, {"results": [{"replaced": one} for one in replaced]})
+    with answering(table) as (url, _):
+        if refused:
+            with pytest.raises(EngineError, match=rf"has taken full or merged weights .*'{name}'.*Start the server ag"):
+                rl.VLLMServer(policy, url=url, lora="adapter")
+        else:
+            engine = rl.VLLMServer(policy, url=url, lora="adapter")
+            table["/collective_rpc"] = {"results": [{"replaced": True}]}  # another client since then
+            with pytest.raises(EngineError, match="has taken full or merged weights"):
+                engine.sync(named_weights(policy), 0)
+            assert engine.version is None and shared_files() == []
 
 
 @pytest.mark.parametrize(
@@ -354,7 +440,7 @@ def test_a_server_that_was_started_again_gets_the_weights_anew(policy, caplog):
         mine = engine._tag(0)
         weights.table["/weight_info"] = lambda: {"weight_version": next(tags, mine)}
         generate(engine, weights)
-        assert posts(calls).count("/collective_rpc") == 2
+        assert posts(calls).count("/collective_rpc") == 3  # a load, a clearing, a load
         assert "was started again" in caplog.text
         weights.table["/weight_info"] = {"weight_version": "rlkit-other-3"}
         with pytest.raises(EngineError, match=r"another client has put its weights \('rlkit-other-3'\)"):

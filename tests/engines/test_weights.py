@@ -10,7 +10,15 @@ from tolerances import FLOAT32
 from transformers import MixtralConfig, MixtralForCausalLM
 
 import rlkit as rl
-from rlkit.engines.weights import check_manifest, is_quantised, manifest, named_weights, save_adapter
+from rlkit.engines.weights import (
+    check_manifest,
+    finite,
+    is_quantised,
+    manifest,
+    named_weights,
+    save_adapter,
+    weights_mark,
+)
 from rlkit.logps import causal_lm_of
 
 
@@ -98,6 +106,89 @@ def test_a_reference_gives_its_own_weights():
     assert_identical(stream(reference), start)
     assert any(not torch.equal(moved[name], start[name]) for name in start)
     assert_identical(stream(policy), moved)  # and the policy has its adapter back
+
+
+@pytest.mark.parametrize("options", [{"modules_to_save": ["lm_head"]}, {"use_dora": True}, {}])
+def test_a_disabled_adapter_changes_nothing(options):
+    """Neither the layers nor the modules that it brings in place of others."""
+    policy, plain = adapted(**options), tiny_policy()
+    with torch.no_grad():
+        for parameter in policy.trainable_parameters():
+            parameter.add_(0.1)
+    trained = stream(policy)
+    with policy.model.disable_adapter():
+        assert_identical(stream(policy), stream(plain))
+    assert_identical(stream(policy), trained)
+    changed = {name for name, tensor in trained.items() if not torch.equal(tensor, stream(plain)[name])}
+    assert ("lm_head.weight" in changed) == ("modules_to_save" in options) and len(changed) >= 4
+
+
+def with_a_buffer(policy):
+    causal_lm_of(policy.model).model.norm.register_buffer("shift", torch.ones(3))
+    return policy
+
+
+@pytest.mark.parametrize("make", [tiny_policy, vllm_policy, adapted], ids=["plain", "tied", "adapter"])
+def test_each_element_that_is_changed_in_place_changes_the_mark(make):
+    """The first, the last and one between of each tensor of the stream; else the engine would draw with old weights."""
+    policy = with_a_buffer(make())
+    numbers, marks = torch.Generator().manual_seed(0), [weights_mark(policy)]
+    tensors = [*policy.model.parameters(), causal_lm_of(policy.model).model.norm.shift]
+    for tensor in tensors:
+        for place in (0, int(torch.randint(tensor.numel(), (), generator=numbers)), -1):
+            with torch.no_grad():
+                tensor.flatten()[place] += 1  # a view, as of `weight[3, 4] += 1`
+            marks.append(weights_mark(policy))
+    assert len(set(marks)) == len(marks) == 1 + 3 * len(tensors)
+    assert weights_mark(policy) == marks[-1]  # and nothing changes it but a change
+    policy.model(input_ids=torch.tensor([[5, 6, 7]]))
+    assert weights_mark(policy) == marks[-1]
+
+
+def test_what_an_adapter_is_set_to_changes_the_mark():
+    policy = adapted(modules_to_save=["lm_head"])
+    before = weights_mark(policy)
+    with policy.model.disable_adapter():
+        assert weights_mark(policy) != before
+    assert weights_mark(policy) == before
+    layer = causal_lm_of(policy.model).model.layers[0].self_attn.q_proj
+    layer.scaling["default"] *= 2
+    assert weights_mark(policy) != before
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_one_number_that_is_not_finite_is_found_in_every_tensor(value, dtype):
+    policy = with_a_buffer(tiny_policy())
+    policy.model.to(dtype)
+    numbers = torch.Generator().manual_seed(0)
+    weights = [(name, tensor.clone()) for name, tensor in stream(policy).items()]
+    assert list(finite(weights, "sync")) == weights
+    for name, tensor in weights:
+        place = int(torch.randint(tensor.numel(), (), generator=numbers))
+        kept, tensor.view(-1)[place] = tensor.view(-1)[place].clone(), value
+        with pytest.raises(
+            ValueError, match=rf"sync: policy weights not finite in .*: {name} \(1 of {tensor.numel()} "
+        ):
+            list(finite(weights, "sync"))
+        tensor.view(-1)[place] = kept
+
+
+def test_a_number_too_large_for_the_engine_is_not_finite_there():
+    weights = [("w", torch.tensor([1.0, -65504.0])), ("empty", torch.zeros(0)), ("ids", torch.tensor([10**6]))]
+    assert len(list(finite(weights, "sync", torch.float16))) == 3
+    weights[0][1][1] = -65536.0  # float16 ends at 65504
+    assert len(list(finite(weights, "sync", torch.bfloat16))) == 3
+    with pytest.raises(ValueError, match=r"not finite in float16: w \(1 of 2 values\); nothing was sent"):
+        list(finite(weights, "sync", torch.float16))
+
+
+def test_an_adapter_that_is_not_finite_is_not_written(tmp_path):
+    policy = adapted()
+    causal_lm_of(policy.model).model.layers[1].mlp.down_proj.lora_B["default"].weight.data[2, 1] = torch.nan
+    with pytest.raises(ValueError, match=r"not finite in float32: .*layers.1.mlp.down_proj.lora_B.weight \(1 of 64"):
+        save_adapter(policy, tmp_path / "adapter")
+    assert not (tmp_path / "adapter").exists()
 
 
 def test_an_adapter_that_unties_the_head_is_refused():
