@@ -42,8 +42,8 @@ def informative_rows(scores: Scores, *, tolerance: float = 1e-6) -> Bool[Tensor,
     if not len(group):
         return torch.zeros(0, dtype=torch.bool)
     known = ~scores.reward.isnan()
-    reward = scores.reward.float()
-    low = torch.full((int(group.max()) + 1,), torch.inf, device=group.device)
+    reward = scores.reward.double()
+    low = reward.new_full((int(group.max()) + 1,), torch.inf)
     high = low.scatter_reduce(0, group[known], reward[known], "amax", include_self=False)
     low = low.scatter_reduce(0, group[known], reward[known], "amin")
     return ((high - low) > tolerance)[group]  # inf - inf, of a group without rewards, is NaN and not greater

@@ -240,6 +240,6 @@ def _check_completions(
             if any(math.isnan(value) for value in completion.logp):
                 raise FloatingPointError(
                     f"sample: engine {engine_name!r} returned a NaN log-probability for prompt {place}: the policy's "
-                    "weights or logits are not finite. Look at the last update's grad_norm, lower the learning rate, "
-                    "and reload the policy."
+                    "weights or logits are not finite. Load the policy again, or resume from a checkpoint. loss_step "
+                    "raises where an update makes weights so; what else has changed them?"
                 )
