@@ -75,7 +75,8 @@ def loss_step(
         max_grad_norm: clip the gradient's total norm to this; None does not clip.
         scheduler: stepped once after the optimizer.
         mask_truncated: leave completions that the length limit cut off out of the loss (their rewards still count in
-            the baseline of their group).
+            the baseline of their group). The gradient is then biased: the policy does not learn from being cut off, and
+            the other rows weigh more (docs/rloo.md).
         router_aux_loss_coef: weight of the load-balancing loss of a mixture-of-experts model, >= 0. The balance is that
             of one pass, weighted by its rows: unlike everything else it depends on the split into micro-batches.
 

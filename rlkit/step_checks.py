@@ -36,6 +36,11 @@ def check_tools(policy: "Policy", optimizer: torch.optim.Optimizer, scheduler: A
             "loss_step: the optimizer holds no parameter of this policy, so it would train another one: was the policy "
             "loaded again after world.prepare? Write: policy, optimizer = world.prepare(policy, lambda params: ...)."
         )
+    if getattr(scheduler, "optimizer", optimizer) is not optimizer:
+        raise ValueError(
+            "loss_step: the scheduler was made for another optimizer, whose learning rate it would change. Make it "
+            "from the optimizer that world.prepare returned."
+        )
     for name, tool in (("optimizer", optimizer), ("scheduler", scheduler)):
         if tool is None:
             continue

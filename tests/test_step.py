@@ -686,6 +686,21 @@ def test_a_step_on_sampled_completions_has_no_sampler_gap(policy):
     assert update.metrics["sampler_gap/max"] < 1e-5
 
 
+def test_the_sampler_gap_of_a_later_update_is_that_of_the_policy_that_sampled(policy):
+    """By hand: |old - sampler| at the tokens in the loss, although the policy has moved on from `old` meanwhile."""
+    rollout = make_rollout(LENGTHS, truncated=[row == 5 for row in range(8)], sampler_logp=torch.full((8, 6), -1.0))
+    optimizer = torch.optim.SGD(policy.trainable_parameters(), lr=0.02)
+    first = rl.loss_step(policy, optimizer, rollout, ADVANTAGES, max_grad_norm=None, mask_truncated=True)
+    moved = (rl.compute_logps(policy, rollout) - first.logp).abs()[first.loss_mask]
+    assert float(moved.mean()) > 0.1, "the update was too small to show a difference"
+    gap = (first.logp + 1).abs()[first.loss_mask]
+    for size in (None, 3):
+        options = {"old_logps": first.logp, "mask_truncated": True, "micro_batch_size": size}
+        later, _ = step(policy, rollout, ADVANTAGES, **options)
+        assert later.metrics["sampler_gap/mean"] == pytest.approx(gap.mean().item(), rel=CLOSE)
+        assert later.metrics["sampler_gap/max"] == pytest.approx(gap.max().item(), rel=CLOSE)
+
+
 def test_truncated_sampling_is_not_reported_as_off_policy(policy):
     """B51: log-probabilities are over the whole vocabulary, so top_p does not show in the ratio or the gap."""
     with pytest.warns(UserWarning, match="not on-policy"):
@@ -1014,6 +1029,14 @@ def test_a_reference_cannot_be_trained(policy):
     optimizer = torch.optim.SGD(policy.trainable_parameters(), lr=1.0)
     with pytest.raises(ValueError, match=r"a reference \(policy\.reference\(\)\) is frozen and cannot be trained"):
         rl.loss_step(reference, optimizer, make_rollout(LENGTHS), ADVANTAGES)
+
+
+def test_a_scheduler_of_another_optimizer_is_refused(policy):
+    """It would change the rate of an optimizer that nobody steps."""
+    other = torch.optim.SGD(policy.trainable_parameters(), lr=1.0)
+    scheduler = torch.optim.lr_scheduler.StepLR(other, step_size=1)
+    with pytest.raises(ValueError, match="loss_step: the scheduler was made for another optimizer"):
+        step(policy, make_rollout(LENGTHS), ADVANTAGES, scheduler=scheduler)
 
 
 def test_an_empty_rollout_is_skipped_as_an_empty_share_is(policy, caplog):
