@@ -75,15 +75,16 @@ def compute_loo_advantage(
         group_id: (B,) group labels; taken from the `Scores` when they are given.
         kl: (B,) KL of each sequence in nats, see `compute_kl`. May be negative: it is an estimate.
         beta: weight of the KL in the reward, >= 0.
-        normalize: subtract the mean and divide by the standard deviation (plus 1e-4) of all scorable rows of the batch,
-            those of other processes included.
+        normalize: divide by the standard deviation (plus 1e-4) of the advantages of all scorable rows of the batch,
+            those of other processes included. Their mean is 0.
 
     Returns:
-        (B,) float32 (float64 for float64 rewards), without gradient.
+        (B,) float32 (float64 for float64 rewards), without gradient. Exactly 0 in a group whose rewards (with their KL
+        penalties) are equal. Computed in float64, so that a large common offset costs no digits.
 
     Raises:
         ValueError: shapes differ, `group_id` is missing, beta is negative, beta without kl, NaN in the KL of a scorable
-            row, or every group has a single row (RLOO needs `num_generations` >= 2).
+            row, a difference that overflows, or every group has a single row (RLOO needs `num_generations` >= 2).
 
     Source: Ahmadian et al. 2024, eq. 7; `RLOOTrainer._generate_and_score_completions`.
 
@@ -96,11 +97,12 @@ def compute_loo_advantage(
         group_id = rewards.group_id if group_id is None else group_id
         rewards = rewards.reward
     rewards = as_rewards(rewards)
+    dtype = torch.promote_types(rewards.dtype, torch.float32)
     if group_id is None:
         raise ValueError(f"{where}: group_id is missing: give one label per reward, or pass the Scores of rl.score.")
     if len(group_id) != len(rewards):
         raise ValueError(f"{where}: expected one group id per reward ({len(rewards)}), got {len(group_id)}.")
-    total = penalised_reward(rewards, kl=kl, beta=beta, where=where)
+    total = penalised_reward(rewards.double(), kl=kl, beta=beta, where=where)
 
     group = group_index(group_id).to(total.device)
     rows_in_group = torch.bincount(group)
@@ -114,21 +116,25 @@ def compute_loo_advantage(
         warnings.warn(f"{where}: {lonely} group(s) with a single completion get advantage 0.", stacklevel=2)
 
     scorable = ~total.isnan()
-    value = torch.where(scorable, total, 0.0)
-    count = torch.zeros(len(rows_in_group), dtype=total.dtype, device=total.device).index_add(
-        0, group, scorable.to(total.dtype)
-    )[group]
-    group_sum = torch.zeros(len(rows_in_group), dtype=total.dtype, device=total.device).index_add(0, group, value)[
-        group
-    ]
+    groups = total.new_zeros(len(rows_in_group))
+    # Heights above the group's lowest reward have the same differences; equal rewards are exactly 0, so they cancel.
+    lowest = groups.scatter_reduce(0, group[scorable], total[scorable], "amin", include_self=False)
+    value = torch.where(scorable, total - lowest[group], 0.0)
+    count = groups.index_add(0, group, scorable.to(total.dtype))[group]
+    group_sum = groups.index_add(0, group, value)[group]
     advantage = value - (group_sum - value) / (count - 1).clamp(min=1)
     if normalize:
-        # Over the rows of all processes; rows of groups without a peer (not a number, as in TRL) are left out.
+        # Over the rows of all processes; rows of groups without a peer (not a number, as in TRL) are left out. The mean
+        # is 0 in every group, so it is not subtracted: its rounding error would move groups whose rewards are equal.
         known = collectives.gather_rows({"known": advantage[scorable & (count > 1)]})["known"].to(advantage)
-        spread = known.std() if len(known) > 1 else known.new_zeros(())
-        mean = known.mean() if len(known) else known.new_zeros(())
-        advantage = (advantage - mean) / (spread + 1e-4)
-    return torch.where(scorable & (count > 1), advantage, 0.0)
+        advantage = advantage / ((known.std() if len(known) > 1 else 0.0) + 1e-4)
+    result = torch.where(scorable, advantage, 0.0).to(dtype)  # a row alone in its group is its lowest: 0
+    if not bool(result.isfinite().all()):
+        raise ValueError(
+            f"{where}: the rewards of a group are further apart than {dtype} can hold. Bound them, as "
+            "rl.score(..., clip_range=(-10, 10)) does."
+        )
+    return result
 
 
 def as_rewards(rewards: Tensor | Sequence[float | None]) -> Float[Tensor, "..."]:
@@ -250,8 +256,8 @@ def compute_optimal_advantage(
         raise ValueError(
             f"compute_optimal_advantage: expected one V* per row {tuple(reward.shape)}, got {tuple(v_star.shape)}."
         )
-    reward = reward.detach().to(torch.promote_types(reward.dtype, torch.float32))
-    advantage = reward - v_star.detach().to(reward)
+    dtype = torch.promote_types(reward.dtype, torch.float32)
+    advantage = (reward.detach().double() - v_star.detach().double().to(reward.device)).to(dtype)
     bad = advantage.isnan() & ~reward.isnan()
     if bool(bad.any()):
         raise ValueError(

@@ -21,7 +21,7 @@ from rlkit.prompts import as_rows, make_batch
 from rlkit.record import Record, text_of, with_columns
 from rlkit.rewards.job import OnError
 from rlkit.rewards.score import RewardFunction, score
-from rlkit.rollout import Rollout, Scores
+from rlkit.rollout import Rollout, Scores, check_pairing
 from rlkit.sampling.assemble import join
 from rlkit.sampling.engine import Engine
 from rlkit.sampling.sample import owner_and_engine, sample
@@ -56,6 +56,9 @@ class Evaluation(Record):
     scores: Scores
     metrics: Mapping[str, float]
     settings: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_pairing("Evaluation", self.rollout, self.scores)
 
     @classmethod
     def _from_plain(cls, values: dict[str, Any]) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from rlkit import collectives
 from rlkit.advantages import group_index
-from rlkit.rollout import PromptBatch, Rollout, Scores
+from rlkit.rollout import PromptBatch, Rollout, Scores, check_pairing
 from rlkit.sampling.assemble import join
 
 Draw = Callable[[PromptBatch], tuple[Rollout, Scores]]
@@ -42,8 +42,8 @@ def informative_rows(scores: Scores, *, tolerance: float = 1e-6) -> Bool[Tensor,
     if not len(group):
         return torch.zeros(0, dtype=torch.bool)
     known = ~scores.reward.isnan()
-    reward = scores.reward.float()
-    low = torch.full((int(group.max()) + 1,), torch.inf, device=group.device)
+    reward = scores.reward.double()
+    low = reward.new_full((int(group.max()) + 1,), torch.inf)
     high = low.scatter_reduce(0, group[known], reward[known], "amax", include_self=False)
     low = low.scatter_reduce(0, group[known], reward[known], "amin")
     return ((high - low) > tolerance)[group]  # inf - inf, of a group without rewards, is NaN and not greater
@@ -70,11 +70,7 @@ def drop_uninformative_groups(rollout: Rollout, scores: Scores, *, tolerance: fl
         rollout, scores = rl.drop_uninformative_groups(rollout, scores)
         advantages = rl.compute_loo_advantage(scores)
     """
-    if len(rollout) != len(scores) or not torch.equal(rollout.group_id.cpu(), scores.group_id.cpu()):
-        raise ValueError(
-            f"drop_uninformative_groups: the scores ({len(scores)} rows) are not those of the rollout "
-            f"({len(rollout)} rows); pass what rl.score(rollout, ...) returned."
-        )
+    check_pairing("drop_uninformative_groups", rollout, scores)
     rows = informative_rows(scores, tolerance=tolerance)
     return rollout.select(rows), scores.select(rows)
 
@@ -122,7 +118,7 @@ def accumulate(
         same (B41).
 
     Raises:
-        ValueError: groups or max_batches below 1.
+        ValueError: groups or max_batches below 1, or `draw` returns the scores of another rollout.
 
     Example:
         def draw(batch):
@@ -151,6 +147,7 @@ def accumulate(
                 f"{type(drawn).__name__}. Does it end in `return`?"
             )
         rollout, score = drawn
+        check_pairing("accumulate", rollout, score)
         rollouts.append(rollout)
         scores.append(score)
         for ids in collectives.gather(list(dict.fromkeys(rollout.group_id.tolist()))):

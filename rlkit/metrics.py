@@ -157,12 +157,11 @@ def frac_zero_std(reward: Tensor, group_id: Tensor) -> float:
         return math.nan
     group = group_index(group_id)
     count = int(group.max()) + 1
-    low = torch.full((count,), math.inf, device=group.device)
-    high = torch.full((count,), -math.inf, device=group.device)
+    low = torch.full((count,), math.inf, dtype=torch.float64, device=group.device)
     known = ~reward.isnan()
-    low = low.scatter_reduce(0, group[known], reward[known].float(), "amin")
-    high = high.scatter_reduce(0, group[known], reward[known].float(), "amax")
-    return float(((high <= low) | torch.isclose(high, low)).float().mean())
+    high = (-low).scatter_reduce(0, group[known], reward[known].double(), "amax")
+    low = low.scatter_reduce(0, group[known], reward[known].double(), "amin")
+    return float((high <= low).double().mean())  # as the advantage decides it: equal, however close is not
 
 
 def kl_metrics(rollout: Rollout, ref_logps: Tensor) -> dict[str, float]:
@@ -186,10 +185,10 @@ def for_json(metrics: Mapping[str, float]) -> dict[str, float | None]:
 
 
 def _mean(values: Tensor) -> float:
-    known = values[~values.isnan()].float()
+    known = values[~values.isnan()].double()
     return float(known.mean()) if len(known) else math.nan
 
 
 def _std(values: Tensor) -> float:
-    known = values[~values.isnan()].float()
+    known = values[~values.isnan()].double()
     return float(known.std()) if len(known) > 1 else math.nan

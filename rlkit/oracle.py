@@ -164,6 +164,7 @@ def kl_divergence(logps: Float[Tensor, " C"], ref_logps: Float[Tensor, " C"]) ->
         >>> kl_divergence(torch.tensor([0.5, 0.5]).log(), torch.tensor([0.25, 0.75]).log())  # (log 2 + log 2/3) / 2
         tensor(0.1438)
     """
+    _need_one_shape("kl_divergence", logps, ref_logps)
     return (logps.exp() * (logps - ref_logps)).sum()
 
 
@@ -194,6 +195,7 @@ def expected_reward(
         >>> expected_reward(torch.tensor([0.25, 0.75]).log(), torch.tensor([1.0, 0.0]))
         tensor(0.2500)
     """
+    _need_one_shape("expected_reward", logps, rewards)
     value = (logps.exp() * rewards).sum()
     if beta == 0:
         return value
@@ -239,6 +241,7 @@ def optimal_value(ref_logps: Float[Tensor, " C"], rewards: Float[Tensor, " C"], 
     """
     if not (beta1 > 0 and math.isfinite(beta1)):
         raise ValueError(f"optimal_value: beta1 must be a finite number > 0, got {beta1}.")
+    _need_one_shape("optimal_value", ref_logps, rewards)
     return beta1 * (ref_logps + rewards / beta1).logsumexp(-1)
 
 
@@ -252,6 +255,12 @@ def optimal_policy(ref_logps: Float[Tensor, " C"], rewards: Float[Tensor, " C"],
         tensor([0.7500, 0.2500])
     """
     return ref_logps + (rewards - optimal_value(ref_logps, rewards, beta1=beta)) / beta
+
+
+def _need_one_shape(where: str, logps: Tensor, other: Tensor) -> None:
+    """One value per completion on both sides: a shape that broadcasts would give a wrong sum without an error."""
+    if logps.ndim != 1 or logps.shape != other.shape:
+        raise ValueError(f"{where}: expected two (C,) tensors, got {tuple(logps.shape)} and {tuple(other.shape)}.")
 
 
 class Groups(NamedTuple):

@@ -54,6 +54,8 @@ class Policy:
             `PromptLoader` sets it to that of its checkpoint.
         engine: how `sample` draws completions from this policy; None means the transformers engine.
         marks: by `id(engine)`, which weights an engine was given last (`rlkit.engines.weights.weights_mark`).
+        not_finite: how many values of each trained parameter were NaN or infinite before the first update (a bias of
+            -inf that rules a token out); None until then (`loss_step`).
         gradients_checked: the first update has found the gradients equal on every process (`loss_step`).
         strategy: how the weights lie on the processes: "single", "ddp", "fsdp2" or "zero3" (`world.prepare`).
         local_scorer, scorer: the model as a function from tokens to log-probabilities, as it is in this process, and
@@ -89,6 +91,7 @@ class Policy:
         self.scorer: nn.Module = self.local_scorer
         self.strategy = "single"
         self.gradients_checked = False
+        self.not_finite: dict[str, int] | None = None
 
     @property
     def device(self) -> torch.device:

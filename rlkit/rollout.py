@@ -240,7 +240,16 @@ class Scores(Record):
 
     @classmethod
     def join(cls, parts: Sequence["Scores"]) -> "Scores":
-        """Scores of several shares of one step, one after the other; logged numbers are averaged by rows."""
+        """Scores of several shares of one step, one after the other; logged numbers are averaged by rows.
+
+        Raises:
+            ValueError: the shares come from different reward functions or weights.
+        """
+        if unlike := [part for part in parts if (part.names, *part.weights) != (parts[0].names, *parts[0].weights)]:
+            raise ValueError(
+                f"Scores.join: expected shares of one score, got reward functions {list(parts[0].names)} with weights "
+                f"{parts[0].weights.tolist()} and {list(unlike[0].names)} with {unlike[0].weights.tolist()}."
+            )
         columns = dict.fromkeys(name for part in parts for name in part.extra)
         numbers = dict.fromkeys(name for part in parts for name in part.metrics)
         blank: tuple[Any, ...] = (None,)
@@ -316,6 +325,50 @@ class Update(Record):
         import pandas as pd
 
         return pd.DataFrame({"metric": list(self.metrics), "value": list(self.metrics.values())})
+
+
+def check_pairing(
+    where: str,
+    rollout: Rollout | None,
+    scores: Scores | None = None,
+    advantages: Tensor | None = None,
+    update: Update | None = None,
+    **logps: Tensor | None,
+) -> None:
+    """Refuse records of different rollouts. An update may be of some rows of the rollout: a mini-batch.
+
+    Raises:
+        ValueError: group ids, numbers of rows or (B,T) shapes differ, or loss tokens where the rollout has none.
+    """
+    if rollout is not None and scores is not None and rollout.group_id.tolist() != scores.group_id.tolist():
+        raise ValueError(
+            f"{where}: the scores ({len(scores)} rows) are not those of the rollout ({len(rollout)} rows): their group "
+            "ids differ. Pass what rl.score(rollout, ...) returned."
+        )
+    rows = rollout if rollout is not None else scores
+    if rows is not None and advantages is not None and advantages.shape != (len(rows),):
+        raise ValueError(
+            f"{where}: expected one advantage per completion ({len(rows)},), got {tuple(advantages.shape)}: were they "
+            "computed from other scores?"
+        )
+    if rollout is None:
+        return
+    mask = rollout.completion_mask
+    for name, values in logps.items():
+        if values is not None and values.shape != mask.shape:
+            raise ValueError(
+                f"{where}: {name} must have the rollout's (B,T) shape {tuple(mask.shape)}, got {tuple(values.shape)}: "
+                "was it computed from another rollout?"
+            )
+    if update is None:
+        return
+    loss_mask = update.loss_mask.to(mask.device)
+    fits = loss_mask.shape[1] == mask.shape[1] and len(loss_mask) <= len(mask)
+    if not fits or (len(loss_mask) == len(mask) and bool((loss_mask & ~mask).any())):
+        raise ValueError(
+            f"{where}: the update, with loss tokens of shape {tuple(loss_mask.shape)}, is of another rollout than "
+            f"the one given, {tuple(mask.shape)}. Pass what loss_step returned for this rollout, or for a part of it."
+        )
 
 
 def _index(rows: Tensor | Sequence[int] | slice, count: int) -> Int[Tensor, " n"]:

@@ -22,7 +22,7 @@ class SamplingParams:
         top_k: keep the k likeliest tokens; 0 keeps all.
         min_p: drop tokens less likely than this share of the likeliest one, in [0, 1]; None or 0 keeps all.
         repetition_penalty: > 1 makes tokens that occurred before less likely; 1 changes nothing.
-        min_completion_length: no end of sequence before so many tokens.
+        min_completion_length: tokens before an end of sequence can be drawn; above 0 it changes the distribution.
         stop_strings: a completion ends after the token that completes one of these texts.
         regex: a completion is forced to match this regular expression as a whole; None does not force anything.
     """
@@ -77,7 +77,7 @@ class SamplingParams:
     def truncates(self) -> bool:
         """True if the sampler leaves the policy's own distribution, so that its samples are not on-policy."""
         truncated = self.top_p < 1 or self.top_k > 0 or bool(self.min_p) or self.repetition_penalty != 1
-        return truncated or self.regex is not None
+        return truncated or self.min_completion_length > 0 or self.regex is not None
 
     @property
     def is_greedy(self) -> bool:

@@ -3,7 +3,8 @@
 The divisor is counted once, over the whole update and all processes: rows (or tokens) that count in the loss. Each
 micro-batch adds its *sum* over that number, so the gradient does not depend on the split (known_faults B12). Processes
 take the same number of passes; one with fewer micro-batches fills up with passes of weight 0. Masked rows are out of
-the sum and out of the divisor alike (B13). A batch without a trainable token steps nothing and says so.
+the sum and out of the divisor alike (B13). A batch without a trainable token, or whose gradient is exactly 0, steps
+nothing and says so.
 """
 
 import logging
@@ -19,7 +20,7 @@ from rlkit import collectives
 from rlkit.logps import EntropyMode, evaluation_mode
 from rlkit.losses import RLOO, LossFunction, LossInputs, importance_ratio
 from rlkit.rollout import Rollout, Update
-from rlkit.step_checks import check_inputs, check_tools
+from rlkit.step_checks import check_inputs, check_precision, check_tools, check_weights
 from rlkit.strategies import Updater, updater_of, verify_gradients
 from rlkit.timing import phase
 
@@ -74,16 +75,19 @@ def loss_step(
         max_grad_norm: clip the gradient's total norm to this; None does not clip.
         scheduler: stepped once after the optimizer.
         mask_truncated: leave completions that the length limit cut off out of the loss (their rewards still count in
-            the baseline of their group).
+            the baseline of their group). The gradient is then biased: the policy does not learn from being cut off, and
+            the other rows weigh more (docs/rloo.md).
         router_aux_loss_coef: weight of the load-balancing loss of a mixture-of-experts model, >= 0. The balance is that
             of one pass, weighted by its rows: unlike everything else it depends on the split into micro-batches.
 
     Returns:
-        An `Update`. If nothing could be learned (`skipped` says why) the policy, optimizer and scheduler are unchanged.
+        An `Update`. If nothing could be learned (`skipped` says why: nothing counts, every advantage of RLOO is 0, or
+        the gradient norm is 0, infinite or NaN) the policy, optimizer and scheduler are unchanged.
 
     Raises:
         ValueError: shapes that do not fit, a missing reference, a bad micro_batch_size or max_grad_norm.
-        FloatingPointError: the loss is NaN or infinite. The policy is unchanged and holds no gradient.
+        FloatingPointError: the loss is NaN or infinite: the policy is unchanged and holds no gradient. Or the
+            optimizer's step made weights NaN or infinite: the error names them, and the policy must be loaded again.
     """
     loss = RLOO() if loss is None else loss
     check_inputs(policy, rollout, advantages, loss, ref_logps, old_logps, micro_batch_size, max_grad_norm)
@@ -161,17 +165,22 @@ def loss_step(
     logp = torch.cat([p.logp for p in pieces]) if pieces else blank
     entropy = torch.cat([p.entropy for p in pieces]) if pieces else blank
     ratio = _ratio_fields(loss, logp, old_logps, mask, [p.clipped for p in pieces])
-    if not math.isfinite(grad_norm):
-        reason = f"the gradient norm is {grad_norm}"
+    if not 0 < grad_norm < math.inf:
+        # Where the gradient is 0, weight decay, momentum and the schedule would move weights that nothing speaks about.
+        zero = "the gradient is 0 everywhere, as with advantages that are all 0 or where the loss clips every row"
+        reason = zero if grad_norm == 0 else f"the gradient norm is {grad_norm}"
         updater.zero_grad()
         logger.warning("loss_step: update skipped, %s.", reason)
         metrics["skipped"] = 1.0
         return Update(math.nan, metrics, logp, entropy, mask, skipped=reason, **ratio)
+    if policy.not_finite is None:
+        policy.not_finite = check_precision(policy, updater)
     updater.step()
     updater.zero_grad()
     if scheduler is not None:
         scheduler.step()
     policy.version += 1
+    check_weights(policy, updater)
     metrics["skipped"] = 0.0
     return Update(value, metrics, logp, entropy, mask, **ratio)
 

@@ -43,6 +43,9 @@ class Updater(Protocol):
     def step(self) -> None:
         """Take the optimizer step."""
 
+    def weights(self) -> dict[str, torch.Tensor]:
+        """This process's part of each parameter that the optimizer trains, by name."""
+
 
 class TorchUpdater:
     """Of one process, DDP and FSDP2: the gradients lie in the parameters that the optimizer has."""
@@ -73,6 +76,12 @@ class TorchUpdater:
     def step(self) -> None:
         """Take the optimizer step."""
         self.optimizer.step()
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        """This process's part of each parameter that the optimizer trains, by name."""
+        trained = {id(parameter) for group in self.optimizer.param_groups for parameter in group["params"]}
+        found: dict[str, Any] = {n: p.detach() for n, p in self.policy.model.named_parameters() if id(p) in trained}
+        return {n: p.to_local() if hasattr(p, "to_local") else p for n, p in found.items()}
 
 
 def updater_of(policy: "Policy", optimizer: torch.optim.Optimizer) -> Updater:

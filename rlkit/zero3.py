@@ -136,6 +136,7 @@ class ZeRO3:
             deepspeed.zero.register_external_parameter(scorer, parameter)
         self._hooks = _Hooks(handles, never=head.modules())
         self._parameters = list(scorer.parameters())
+        self._names = [name.removeprefix("model.") for name, _ in scorer.named_parameters()]
         self._inside = 0
 
     @contextlib.contextmanager
@@ -182,6 +183,14 @@ class ZeRO3:
     def step(self) -> None:
         """Take the optimizer step on this process's shards."""
         self._engine.step()
+
+    def weights(self) -> dict[str, Tensor]:
+        """This process's shard of each parameter that is trained, by name, as the optimizer has it."""
+        from deepspeed.utils import safe_get_local_fp32_param
+
+        named = zip(self._names, self._parameters, strict=True)
+        parts = {name: safe_get_local_fp32_param(p) for name, p in named if p.requires_grad}
+        return {name: part.detach() for name, part in parts.items() if part is not None}
 
     def save(self, folder: Path, extra: dict[str, Any]) -> None:
         """Write weights, optimizer state and `extra`, one file per process; every process calls it."""

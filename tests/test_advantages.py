@@ -3,6 +3,7 @@
 import contextlib
 import itertools
 import math
+from fractions import Fraction
 
 import jaxtyping
 import numpy as np
@@ -162,6 +163,68 @@ def test_abstaining_rows_give_what_leaving_them_out_gives():
     """B01: the same group with and without its abstaining rows."""
     with_gaps = loo([0.5, None, 2.0, None, -1.0])
     torch.testing.assert_close(with_gaps[[0, 2, 4]], loo([0.5, 2.0, -1.0]), **FLOAT64)
+
+
+EVERY_SIZE = torch.cat([torch.full((size,), size) for size in range(2, 33)])  # a group of each G from 2 to 32
+DTYPES = {torch.float16: 16, torch.bfloat16: 32, torch.float32: 32, torch.float64: 64}
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
+@given(st.data())
+def test_equal_rewards_cancel_exactly(dtype, normalize, data):
+    """Every float, every G, with and without KL, beside a group that learns: exactly 0, or AdamW steps on rounding."""
+    finite = st.floats(width=DTYPES[dtype], allow_nan=False, allow_infinity=False)
+    value = torch.tensor([data.draw(finite)], dtype=torch.float64).to(dtype)
+    if not value.isfinite():  # beyond bfloat16
+        return
+    kl, beta = data.draw(st.floats(-1e3, 1e3)), data.draw(st.sampled_from([0.0, 0.04, 0.1, 3.0]))
+    rewards = torch.cat([value.expand(len(EVERY_SIZE)), torch.tensor([0.1, 0.7, NAN, -0.3]).to(dtype)])
+    rewards[5] = NAN
+    order = torch.randperm(len(rewards), generator=torch.Generator().manual_seed(data.draw(st.integers(0, 9))))
+    group_id = torch.cat([EVERY_SIZE, torch.full((4,), 99)])[order]
+    got = compute_loo_advantage(
+        rewards[order],
+        group_id=group_id,
+        kl=torch.full((len(rewards),), kl, dtype=torch.promote_types(dtype, torch.float32)),
+        beta=beta,
+        normalize=normalize,
+    )
+    assert not bool(got[group_id != 99].any())
+    assert bool(got[group_id == 99].any())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@given(st.lists(REWARDS, min_size=2, max_size=32), st.sampled_from([0.0, 1e3, -1e6, 1e8]))
+def test_a_common_offset_costs_no_digits(dtype, rewards, offset):
+    """Exact fractions of the rewards as the dtype holds them. [1e6, 1e6 + 1, 1e6, 1e6 + 1] gives 2/3, not 0.6875."""
+    given_rewards = torch.tensor([offset + reward for reward in rewards], dtype=dtype)
+    exact = [Fraction(value) for value in given_rewards.double().tolist()]
+    count, spread = len(exact), float(max(exact) - min(exact))
+    want = torch.tensor([float(r - (sum(exact) - r) / (count - 1)) for r in exact], dtype=torch.float64)
+    got = compute_loo_advantage(given_rewards, group_id=[0] * count)
+    error = (got.double() - want).abs()
+    assert bool((error <= torch.finfo(dtype).eps * want.abs() + 1e-14 * spread).all())
+
+
+def test_rewards_too_far_apart_are_refused_and_never_nan():
+    """The difference of 3e38 and -3e38 is no float32; of equal rewards of that size nothing is lost."""
+    with pytest.raises(ValueError, match=r"further apart than torch\.float32 can hold. Bound them"):
+        compute_loo_advantage(torch.tensor([3e38, -3e38, 3e38]), group_id=[0, 0, 0])
+    with pytest.raises(ValueError, match=r"further apart than torch\.float64"):
+        loo([1.5e308, -1.5e308, 0.0])
+    assert compute_loo_advantage(torch.full((32,), 3e38), group_id=[0] * 32).tolist() == [0.0] * 32
+
+
+@given(grouped_rewards())
+@pytest.mark.filterwarnings("ignore:.*single completion")
+def test_groups_without_a_peer_do_not_move_the_normalisation(case):
+    """Rows alone in their group, and groups with one scored row, are as if they were not there."""
+    rewards, labels = case
+    lone = [*rewards, 7.0, 5.0, NAN], [*labels, "alone", "one scored", "one scored"]
+    torch.testing.assert_close(
+        loo(*lone, normalize=True)[: len(rewards)], loo(rewards, labels, normalize=True), **FLOAT64
+    )
 
 
 # --- leave-one-out: dtypes, gradients, options ---
@@ -413,6 +476,14 @@ def test_v_star_needs_a_positive_beta1(beta1):
 def test_v_star_needs_a_sample(unchecked, rewards):
     with pytest.raises(ValueError, match=r"optimal_value: expected rewards of shape \(\.\.\., N\) with N >= 1, got"):
         optimal_value(rewards, beta1=0.5)
+
+
+@given(REWARDS, st.integers(1, 32), st.floats(1e-3, 1e6))
+def test_the_optimal_advantage_of_equal_rewards_is_exactly_zero(reward, count, beta1):
+    """V* of a prompt whose samples agree is that reward, bit for bit."""
+    rewards = torch.full((count,), reward, dtype=torch.float32)
+    v_star = optimal_value(rewards, beta1=beta1).expand(count)
+    assert compute_optimal_advantage(make_scores([reward] * count), v_star).tolist() == [0.0] * count
 
 
 def test_optimal_advantage_is_reward_minus_v_star():

@@ -6,6 +6,7 @@ must fail them, or they would show nothing.
 """
 
 import itertools
+from functools import partial
 from statistics import NormalDist
 
 import pytest
@@ -126,7 +127,7 @@ def test_groups_are_every_tuple_with_the_product_of_its_probabilities(small, gro
     close(groups.probability.sum(), 1.0)
 
 
-def test_oracle_refuses_what_it_cannot_enumerate(lm):
+def test_oracle_refuses_what_it_cannot_enumerate(unchecked, lm):
     with pytest.raises(ValueError, match="max_length"):
         oracle.enumerate_sequences(3, [0], 0)
     with pytest.raises(ValueError, match="end token"):
@@ -137,6 +138,10 @@ def test_oracle_refuses_what_it_cannot_enumerate(lm):
         oracle.enumerate_groups(lm.sequence_logps(), 6)
     with pytest.raises(ValueError, match="needs ref_logps"):
         oracle.expected_reward(lm.sequence_logps(), rewards_of(lm), beta=0.1)
+    for wrong in (torch.ones(1).double(), torch.ones(15, 1).double()):  # both would broadcast
+        for call in (oracle.expected_reward, oracle.kl_divergence, partial(oracle.optimal_value, beta1=0.5)):
+            with pytest.raises(ValueError, match=r"expected two \(C,\) tensors, got \(15,\) and"):
+                call(lm.sequence_logps(), wrong)
     with pytest.raises(ValueError, match="beta1"):
         oracle.optimal_policy(lm.sequence_logps(), rewards_of(lm), beta=0.0)
 
@@ -276,6 +281,38 @@ def test_the_chance_test_rejects_wrong_estimators(lm, wrong):
     exact = oracle.policy_gradient(lm, rewards_of(lm), ref_logps=reference_of(lm).sequence_logps(), beta=BETA)
     with pytest.raises(AssertionError, match="standard error"):
         assert_mean(sampled_gradients(lm, wrong, 2, 20_000, seed=0), exact.flatten())
+
+
+@pytest.mark.parametrize(("seed", "scale", "truncated", "off_by"), [(1, 1.0, 0.355, 0.25), (23, 2.0, 0.75, 1.1)])
+@pytest.mark.parametrize("group_size", [2, 4])
+def test_masking_truncated_completions_biases_the_gradient(seed, scale, truncated, off_by, group_size):
+    """What docs/rloo.md says of `mask_truncated`: the terms of the truncated completions are missing from the mean.
+
+    With a divisor of all rows what is left is E[1(finished) (r - E[r]) grad log pi], exactly. `loss_step` divides by
+    the rows that count: with 36 % truncated the mean gradient is off by a quarter of its largest component in the first
+    model, with 75 % by 1.1 times that component in the second.
+    """
+    small = oracle.EnumerableLM(vocab_size=3, max_length=2, seed=seed, scale=scale)
+    rewards, finished = rewards_of(small), ~small.truncated
+    exact = oracle.policy_gradient(small, rewards)
+    places, probability = oracle.enumerate_groups(small.sequence_logps(), group_size)
+    rows, group_id = places.flatten(), torch.arange(len(places)).repeat_interleave(group_size)
+    advantages = rl.compute_loo_advantage(rewards[rows], group_id=group_id)
+
+    def mean_gradient(mask, divisor):
+        logp = small.token_logps()[rows]
+        losses = rl.rloo_loss(logp, logp.detach(), mask, advantages).reshape(places.shape).sum(-1)
+        return torch.autograd.grad(-(probability * losses / divisor).sum(), small.logits)[0]
+
+    close(mean_gradient(small.mask[rows], group_size), exact)
+    kept = small.mask[rows] & finished[rows][:, None]
+    p = small.probabilities()
+    weight = (p * (rewards - (p * rewards).sum()))[finished].detach()
+    part = torch.autograd.grad((weight * small.sequence_logps()[finished]).sum(), small.logits)[0]
+    close(mean_gradient(kept, group_size), part)
+    bias = mean_gradient(kept, kept.any(-1).reshape(places.shape).sum(-1).clamp(min=1)) - exact
+    assert float(bias.abs().max() / exact.abs().max()) == pytest.approx(off_by, rel=0.1)
+    assert float(p[small.truncated].sum()) == pytest.approx(truncated, rel=0.01)
 
 
 def test_leave_one_out_is_the_centred_reward_times_g_over_g_minus_1():

@@ -312,6 +312,88 @@ def test_scores_and_batches_check_their_lengths(unchecked):
         dataclasses.replace(batch(), token_ids=((1,),))
 
 
+# --- records that belong together ---
+
+
+def paired(**changes):
+    """A rollout with its scores, advantages, update and log-probabilities."""
+    rollout = make_rollout((3, 1, 2, 3))
+    update = rl.Update(0.0, {}, torch.zeros(4, 3), torch.zeros(4, 3), rollout.completion_mask)
+    records = {"rollout": rollout, "scores": make_scores([1, 0, 0, 1], [0, 0, 1, 1]), "advantages": torch.zeros(4)}
+    return records | {"update": update, "ref_logps": torch.zeros(4, 3), "new_logps": torch.zeros(4, 3)} | changes
+
+
+def update_of(mask):
+    return rl.Update(0.0, {}, torch.zeros(mask.shape), torch.zeros(mask.shape), mask)
+
+
+OTHERS = {
+    "scores of more rows": (
+        {"scores": make_scores([1] * 6, [0, 0, 1, 1, 2, 2])},
+        r"the scores \(6 rows\) are not those",
+    ),
+    "scores of other groups": ({"scores": make_scores([1] * 4, [4, 4, 5, 5])}, "their group ids differ"),
+    "scores in another order": ({"scores": make_scores([1] * 4, [1, 1, 0, 0])}, "their group ids differ"),
+    "advantages": ({"advantages": torch.zeros(6)}, r"one advantage per completion \(4,\), got \(6,\): were they"),
+    "advantages of scores": ({"rollout": None, "advantages": torch.zeros(6)}, r"one advantage per completion \(4,\)"),
+    "reference": ({"ref_logps": torch.zeros(4, 5)}, r"ref_logps must have .* shape \(4, 3\), got \(4, 5\)"),
+    "new": ({"new_logps": torch.zeros(6, 3)}, r"new_logps must have .* shape \(4, 3\), got \(6, 3\)"),
+    "update of more rows": ({"update": update_of(torch.ones(6, 3).bool())}, r"the update, .*\(6, 3\), is of another"),
+    "update of another width": ({"update": update_of(torch.ones(2, 4).bool())}, r"the update, .*\(2, 4\), is of"),
+    "update of other lengths": ({"update": update_of(torch.ones(4, 3).bool())}, r"the update, .*\(4, 3\), is of"),
+}
+
+
+@pytest.mark.parametrize(("changes", "message"), OTHERS.values(), ids=OTHERS.keys())
+def test_a_run_does_not_pair_records_of_different_rollouts(unchecked, tmp_path, changes, message):
+    """100.0 was logged as the reward of a rollout with other scores. Nothing is written, the step stays open."""
+    run = rl.Run(tmp_path / "run")
+    with pytest.raises(ValueError, match=rf"run\.log: .*{message}"):
+        run.log(0, **paired(**({"ref_logps": None} if "rollout" in changes else {}), **changes))
+    assert (run.path / "metrics.jsonl").read_text() == ""
+    run.log(0, **paired())
+
+
+def test_an_update_on_a_part_of_the_rollout_and_records_that_are_missing_are_welcome(tmp_path):
+    run = rl.Run(tmp_path / "run")
+    whole = paired()
+    run.log(0, **paired(update=update_of(whole["rollout"].completion_mask[:2])))
+    run.log(1, **paired(update=update_of(torch.zeros(4, 3).bool())))  # everything masked
+    for step, name in enumerate(whole, start=2):
+        run.log(step, **paired(**{name: None}, **({"ref_logps": None} if name == "rollout" else {})))
+
+
+def test_functions_of_a_rollout_and_its_scores_refuse_those_of_another():
+    rollout, other = make_rollout((3, 1, 2, 3)), make_scores([1, 0, 0, 1], [4, 4, 5, 5])
+    calls = {
+        "drop_uninformative_groups": lambda: rl.drop_uninformative_groups(rollout, other),
+        "accumulate": lambda: rl.accumulate(lambda batch: (rollout, other), batch(), groups=1),
+        "Evaluation": lambda: rl.Evaluation(rollout, other, {}),
+    }
+    for name, call in calls.items():
+        with pytest.raises(ValueError, match=rf"{name}: the scores \(4 rows\) are not those of the rollout"):
+            call()
+
+
+def test_shares_of_different_scores_are_not_joined():
+    """The second share's column would get the first one's name."""
+    one = make_scores([1, 0])
+    for other in ({"names": ("other",)}, {"weights": torch.tensor([2.0])}):
+        with pytest.raises(ValueError, match=r"Scores.join: expected shares of one score, got .*\['r'\]"):
+            rl.Scores.join([one, dataclasses.replace(one, **other)])
+
+
+def test_logged_numbers_are_averaged_by_rows_and_only_where_they_were_logged():
+    """By hand: 3 rows logged 1, 1 row logged 5, 4 rows logged nothing: (3 * 1 + 1 * 5) / 4 = 2."""
+    shares = [
+        dataclasses.replace(make_scores([0] * 3), metrics={"seconds": 1.0, "first": 7.0}),
+        dataclasses.replace(make_scores([0]), metrics={"seconds": 5.0}),
+        make_scores([0] * 4),
+        dataclasses.replace(make_scores([]), metrics={"seconds": 9.0, "empty": 4.0}),  # a process without rows
+    ]
+    assert rl.Scores.join(shares).metrics == {"seconds": 2.0, "first": 7.0, "empty": 0.0}
+
+
 # --- sampling settings ---
 
 BAD_SETTINGS = {
@@ -335,6 +417,30 @@ BAD_SETTINGS = {
     ),
     "empty stop": ({"stop_strings": [""]}, "stop_strings must be texts that are not empty"),
 }
+
+
+TRUNCATING = {  # every setting, with a value that changes which token is drawn; None where no value does
+    "max_completion_length": None,  # the completion ends, and its tokens are the policy's
+    "temperature": None,  # the same in every pass: the policy is the tempered one
+    "top_p": 0.9,
+    "top_k": 5,
+    "min_p": 0.1,
+    "repetition_penalty": 0.9,
+    "min_completion_length": 1,
+    "stop_strings": None,
+    "regex": "a+",
+}
+
+
+@pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(rl.SamplingParams)])
+def test_every_setting_that_changes_which_tokens_are_drawn_counts_as_truncating(name):
+    """A new setting has to be entered above."""
+    if TRUNCATING[name] is None:
+        other = {"max_completion_length": 3, "temperature": 0.5, "stop_strings": ("a",)}[name]
+        assert not rl.SamplingParams(**{name: other}).truncates
+    else:
+        assert rl.SamplingParams(**{name: TRUNCATING[name]}).truncates
+    assert not rl.SamplingParams().truncates
 
 
 @pytest.mark.parametrize(("settings", "message"), BAD_SETTINGS.values(), ids=BAD_SETTINGS.keys())

@@ -3,6 +3,7 @@
 import dataclasses
 import logging
 import math
+import re
 
 import pytest
 import torch
@@ -433,7 +434,7 @@ def test_a_token_mean_is_over_all_tokens_of_the_update(policy, size):
         rollout,
         torch.tensor([1.0, 0.0]),
         micro_batch_size=size,
-        loss=lambda x: x.advantages[:, None] + 0 * x.logp,
+        loss=lambda x: x.advantages[:, None] + x.logp - x.logp.detach(),
     )
     assert update.loss == pytest.approx(0.2, rel=CLOSE)
 
@@ -576,7 +577,7 @@ def test_the_second_update_on_a_rollout_clips(policy):
     """B21: old_logps=first.logp; clip ratios against a brute-force count."""
     rollout = make_rollout(LENGTHS)
     before = rl.compute_logps(policy, rollout)
-    optimizer = torch.optim.SGD(policy.trainable_parameters(), lr=0.5)
+    optimizer = torch.optim.SGD(policy.trainable_parameters(), lr=0.02)
     first = rl.loss_step(policy, optimizer, rollout, ADVANTAGES, max_grad_norm=None)
     torch.testing.assert_close(first.logp, before, **EXACT)
     ratio = (rl.compute_logps(policy, rollout) - before).sum(-1).exp()
@@ -685,6 +686,21 @@ def test_a_step_on_sampled_completions_has_no_sampler_gap(policy):
     assert update.metrics["sampler_gap/max"] < 1e-5
 
 
+def test_the_sampler_gap_of_a_later_update_is_that_of_the_policy_that_sampled(policy):
+    """By hand: |old - sampler| at the tokens in the loss, although the policy has moved on from `old` meanwhile."""
+    rollout = make_rollout(LENGTHS, truncated=[row == 5 for row in range(8)], sampler_logp=torch.full((8, 6), -1.0))
+    optimizer = torch.optim.SGD(policy.trainable_parameters(), lr=0.02)
+    first = rl.loss_step(policy, optimizer, rollout, ADVANTAGES, max_grad_norm=None, mask_truncated=True)
+    moved = (rl.compute_logps(policy, rollout) - first.logp).abs()[first.loss_mask]
+    assert float(moved.mean()) > 0.1, "the update was too small to show a difference"
+    gap = (first.logp + 1).abs()[first.loss_mask]
+    for size in (None, 3):
+        options = {"old_logps": first.logp, "mask_truncated": True, "micro_batch_size": size}
+        later, _ = step(policy, rollout, ADVANTAGES, **options)
+        assert later.metrics["sampler_gap/mean"] == pytest.approx(gap.mean().item(), rel=CLOSE)
+        assert later.metrics["sampler_gap/max"] == pytest.approx(gap.max().item(), rel=CLOSE)
+
+
 def test_truncated_sampling_is_not_reported_as_off_policy(policy):
     """B51: log-probabilities are over the whole vocabulary, so top_p does not show in the ratio or the gap."""
     with pytest.warns(UserWarning, match="not on-policy"):
@@ -736,6 +752,66 @@ def test_other_weight_dtypes_give_float32_or_better(dtype):
     torch.testing.assert_close(update.logp.float(), want, **BFLOAT16_MODEL)
 
 
+def two_steps(dtype, lr=1e-6):
+    policy = tiny_policy(llama().to(dtype))
+    optimizer = torch.optim.AdamW(policy.trainable_parameters(), lr=lr)
+    first = rl.loss_step(policy, optimizer, make_rollout(LENGTHS), ADVANTAGES)
+    rl.loss_step(policy, optimizer, make_rollout(LENGTHS), ADVANTAGES, old_logps=first.logp)
+    return policy
+
+
+def test_16_bit_weights_are_warned_of_once_and_float32_ones_never(caplog):
+    """Most updates of 1e-6 are below half the distance of neighbouring bfloat16 numbers; the remedy is named."""
+    two_steps(torch.float32)
+    assert "loss_step" not in caplog.text
+    policy = two_steps(torch.bfloat16)
+    pairs = zip(policy.model.parameters(), llama().to(torch.bfloat16).parameters(), strict=True)
+    moved = [float((now != before).double().mean()) for now, before in pairs]
+    assert sum(moved) / len(moved) < 0.5, "the warning would be wrong"
+    assert caplog.text.count("in bfloat16, where small updates round to nothing") == 1
+    assert "rl.load_policy(..., dtype=torch.float32, autocast=torch.bfloat16)" in caplog.text
+
+
+def test_a_float32_adapter_on_16_bit_weights_is_no_reason_to_warn(caplog):
+    model = lora(0.0)
+    for name, parameter in model.named_parameters():
+        if "lora_" not in name:
+            parameter.data = parameter.data.to(torch.bfloat16)
+    policy = tiny_policy(model, autocast=torch.bfloat16)
+    update, _ = step(policy, make_rollout(LENGTHS), ADVANTAGES, lr=0.1)
+    assert update.skipped is None and caplog.text == ""
+
+
+def test_a_step_that_makes_weights_not_finite_names_them(policy):
+    """float16: AdamW's eps of 1e-8 is 0, so 0 / 0 where a token never occurs. float32: a learning rate of 3e38."""
+    with pytest.raises(FloatingPointError) as error:
+        two_steps(torch.float16)
+    found = re.search(r"in (\d+) parameter\(s\), the first is '(.*)' with (\d+) such values", str(error.value))
+    assert found and found[2] == "model.embed_tokens.weight" and int(found[3]) > 0
+    assert "The weights are float16. Keep float32 weights" in str(error.value)
+    optimizer = torch.optim.SGD([policy.model.model.norm.weight], lr=3e38)
+    with pytest.raises(FloatingPointError, match=r"in 1 parameter\(s\), the first is 'model\.norm\.weight' .*eps"):
+        rl.loss_step(policy, optimizer, make_rollout(LENGTHS), ADVANTAGES * 1e3, max_grad_norm=None)
+    assert policy.version == 1  # an engine must not keep the weights from before
+
+
+def test_a_bias_of_minus_infinity_is_no_accident():
+    """It rules a token out of the vocabulary, and was there before the first update; one more is an accident."""
+    torch.manual_seed(0)
+    config = {**SMALL, "num_hidden_layers": 2}
+    policy = tiny_policy(PhiForCausalLM(PhiConfig(**config, partial_rotary_factor=0.5)))
+    bias = policy.model.lm_head.bias
+    with torch.no_grad():
+        bias[0] = -math.inf
+    for _ in range(2):
+        update, _ = step(policy, make_rollout(LENGTHS), ADVANTAGES, lr=0.1)
+        assert update.skipped is None
+    with torch.no_grad():
+        bias[PAD + 3] = -math.inf
+    with pytest.raises(FloatingPointError, match=r"'lm_head\.bias' with 2 such values"):
+        step(policy, make_rollout([1, 1]), torch.tensor([1.0, -1.0]), lr=0.1)
+
+
 # --- nothing to learn ---
 
 
@@ -760,6 +836,14 @@ def no_signal():
     return make_rollout(LENGTHS), torch.zeros(8), {}
 
 
+def no_signal_for_a_loss_of_ones_own():
+    return make_rollout(LENGTHS), torch.zeros(8), {"loss": token_mean}
+
+
+def every_row_is_clipped():
+    return make_rollout(LENGTHS), torch.ones(8), {"old_logps": torch.full((8, 6), -50.0)}
+
+
 def gradient_overflows():
     return make_rollout(LENGTHS), ADVANTAGES, {"loss": lambda x: 1e38 * (x.logp - x.logp.detach())}
 
@@ -772,6 +856,8 @@ SKIPS = {
     everything_is_masked: "no token counts in the loss: every completion is masked or has no reward",
     no_row_has_a_target: "no token counts in the loss",
     no_signal: "every advantage is 0: all completions of each prompt got the same reward",
+    no_signal_for_a_loss_of_ones_own: "the gradient is 0 everywhere, as with advantages that are all 0",
+    every_row_is_clipped: "the gradient is 0 everywhere",
     gradient_overflows: "the gradient norm is inf",
     gradient_is_nan: "the gradient norm is nan",
 }
@@ -780,7 +866,10 @@ SKIPS = {
 @pytest.mark.parametrize("case", SKIPS, ids=[case.__name__ for case in SKIPS])
 @pytest.mark.parametrize("size", [None, 3])
 def test_a_step_without_anything_to_learn_changes_nothing_and_says_so(policy, case, size, caplog):
-    """B13: parameters, optimizer, scheduler and version are bit for bit as before; the reason is said and logged."""
+    """B13: parameters, optimizer, scheduler and version are bit for bit as before; the reason is said and logged.
+
+    AdamW would move weights by its momentum and weight decay where the gradient is 0.
+    """
     optimizer, scheduler = after_one_step(policy)
     before, version = snapshot(policy.model, optimizer, scheduler), policy.version
     rollout, advantages, options = case()
@@ -940,6 +1029,14 @@ def test_a_reference_cannot_be_trained(policy):
     optimizer = torch.optim.SGD(policy.trainable_parameters(), lr=1.0)
     with pytest.raises(ValueError, match=r"a reference \(policy\.reference\(\)\) is frozen and cannot be trained"):
         rl.loss_step(reference, optimizer, make_rollout(LENGTHS), ADVANTAGES)
+
+
+def test_a_scheduler_of_another_optimizer_is_refused(policy):
+    """It would change the rate of an optimizer that nobody steps."""
+    other = torch.optim.SGD(policy.trainable_parameters(), lr=1.0)
+    scheduler = torch.optim.lr_scheduler.StepLR(other, step_size=1)
+    with pytest.raises(ValueError, match="loss_step: the scheduler was made for another optimizer"):
+        step(policy, make_rollout(LENGTHS), ADVANTAGES, scheduler=scheduler)
 
 
 def test_an_empty_rollout_is_skipped_as_an_empty_share_is(policy, caplog):

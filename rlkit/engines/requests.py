@@ -92,8 +92,7 @@ def vllm_request(
 
 def truncates_in_vllm(policy: "Policy", params: SamplingParams) -> bool:
     """True if vLLM's processed log-probabilities are not those of softmax(logits / temperature) over all tokens."""
-    masked = params.min_completion_length > 0 or params.regex is not None
-    return params.truncates or masked or bool(policy.unused_ids)
+    return params.truncates or bool(policy.unused_ids)
 
 
 class NotFiniteError(EngineError):

@@ -19,7 +19,7 @@ from torch import Tensor
 from rlkit import collectives
 from rlkit.metrics import for_json
 from rlkit.rewards.monitor import Monitor
-from rlkit.rollout import Rollout, Scores, Update
+from rlkit.rollout import Rollout, Scores, Update, check_pairing
 from rlkit.run import evaluations
 from rlkit.run.background import Background, loop_in_background, runs_in_place
 from rlkit.run.changes import Changes
@@ -453,14 +453,17 @@ class Run:
             The numbers that were written; None where a number is not finite.
 
         Raises:
-            ValueError: the step was logged before, `ref_logps` without a rollout, or an extra name that is taken.
-            TypeError: an extra value that is not a number (the message names it), or a step that is no whole number.
+            ValueError: the step was logged before, records of different rollouts, `ref_logps` without a rollout, or an
+                extra name that is taken.
+            TypeError: an extra value that is not a number (the message names it), or a step that is no whole
+                number.
         """
         step = _whole(step)
         if self._logged_step is not None and step <= self._logged_step:
             raise ValueError(
                 f"run.log: step {step} comes after step {self._logged_step} was logged; log each step once."
             )
+        check_pairing("run.log", rollout, scores, advantages, update, ref_logps=ref_logps, new_logps=new_logps)
         extra |= self._numbers.metrics()
         metrics, counters = measure(self._counters, rollout, scores, advantages, update, ref_logps, extra)
         line = {"step": step, **for_json(metrics)}

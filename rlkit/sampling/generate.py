@@ -144,8 +144,8 @@ def _sample_by_generate(
 def _refuse_nan(tokens: Tensor, scores: Tensor) -> Tensor:
     if bool(scores.isnan().any()):
         raise FloatingPointError(
-            "sample: the policy's weights or logits are not finite. Look at the last update's grad_norm, lower the "
-            "learning rate, and reload the policy."
+            "sample: the policy's weights or logits are not finite. Load the policy again, or resume from a "
+            "checkpoint. loss_step raises where an update makes weights so; what else has changed them?"
         )
     return scores
 

@@ -61,7 +61,7 @@ def sample(
         temperature: divides the logits, > 0; remembered in the rollout and used in every later pass over it.
         top_p, top_k, min_p, repetition_penalty: leave the policy's distribution, so the samples are no longer
             on-policy; each is off by default and warned about once.
-        min_completion_length: no end token before so many tokens.
+        min_completion_length: tokens before an end token can be drawn; above 0 it leaves the policy's distribution too.
         stop_strings: texts that end a completion; the token that completes one is kept.
         regex: every completion is forced to match this regular expression as a whole.
         generation_kwargs: the same settings under the names of transformers, vLLM or TRL (max_new_tokens, stop, ...),
@@ -109,8 +109,9 @@ def sample(
     check_context(owner, batch, params, engine)
     if params.truncates and not params.is_greedy:
         warnings.warn(
-            "sample: top_p, top_k, min_p, repetition_penalty and regex draw from another distribution than that of the "
-            "policy, so the completions are not on-policy. Log-probabilities are the policy's own, not the sampler's.",
+            "sample: top_p, top_k, min_p, repetition_penalty, min_completion_length and regex draw from another "
+            "distribution than that of the policy, so the completions are not on-policy. Log-probabilities are the "
+            "policy's own, not the sampler's.",
             stacklevel=3,
         )
     if seed is None:
@@ -241,6 +242,6 @@ def _check_completions(
             if any(math.isnan(value) for value in completion.logp):
                 raise FloatingPointError(
                     f"sample: engine {engine_name!r} returned a NaN log-probability for prompt {place}: the policy's "
-                    "weights or logits are not finite. Look at the last update's grad_norm, lower the learning rate, "
-                    "and reload the policy."
+                    "weights or logits are not finite. Load the policy again, or resume from a checkpoint. loss_step "
+                    "raises where an update makes weights so; what else has changed them?"
                 )

@@ -367,7 +367,7 @@ def test_names_that_come_once_cost_their_step_only(tmp_path):
 
 
 def test_an_empty_rollout_is_logged_and_shown(run, capsys):
-    rollout, scores = make_rollout().select([]), make_scores([1, 0, 0, 1]).select([])
+    rollout, scores = make_rollout().select([]), make_scores([1, 0, 0, 1], [0, 0, 1, 1]).select([])
     line = run.log(0, rollout, scores, torch.zeros(0), ref_logps=torch.zeros(rollout.completion_ids.shape))
     assert line["completions/mean_length"] is None and len(run.rollouts(0)) == 0
     rl.show_completions(run.path, sort="-reward")
@@ -375,7 +375,7 @@ def test_an_empty_rollout_is_logged_and_shown(run, capsys):
 
 
 def test_a_torn_rollout_is_named_in_the_terminal(run, capsys):
-    run.log(0, make_rollout(), make_scores([1, 0, 0, 1]))
+    run.log(0, make_rollout(), make_scores([1, 0, 0, 1], [0, 0, 1, 1]))
     (run.path / "rollouts" / "step-00000001.parquet").write_bytes(b"PAR1")
     rl.show_completions(run.path, sort="reward")
     assert "step-00000001.parquet cannot be read" in capsys.readouterr().out.replace("\n", " ")

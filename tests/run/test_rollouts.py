@@ -119,10 +119,10 @@ def test_the_kl_of_a_row_is_that_of_compute_kl(run):
 
 
 def test_what_a_step_does_not_have_is_null(run):
-    """A rollout alone; and records of other rows than the rollout's, which would stand beside the wrong completions."""
+    """A rollout alone; and an update of a part of its rows, which would stand beside the wrong completions."""
     run.log(0, make_rollout())
     update = rl.Update(0.0, {}, *[torch.zeros(2, 3)] * 2, torch.ones(2, 3, dtype=torch.bool), ratio=torch.ones(2))
-    run.log(1, make_rollout(), make_scores([1, 0]), torch.ones(3), update)
+    run.log(1, make_rollout(), update=update)
     for step in (0, 1):
         table = run.rollouts(step)
         assert len(table) == 4
@@ -134,7 +134,7 @@ def test_what_a_step_does_not_have_is_null(run):
 
 def test_a_share_without_rows_changes_nothing():
     """A process may have none, when there are fewer prompts than processes."""
-    rollout, scores = make_rollout(), make_scores([1, 0, 1, 0])
+    rollout, scores = make_rollout(), make_scores([1, 0, 1, 0], [0, 0, 1, 1])
     rows = rows_of(rollout, scores, torch.ones(4), None, None, None)
     none = rows_of(rollout.select([]), make_scores([]), torch.ones(0), None, None, None)
     assert table_of(3, [rows, none]).equals(table_of(3, [none, rows])) and table_of(3, [rows]).num_rows == 4
@@ -194,7 +194,7 @@ def test_token_values_of_a_real_step_are_those_of_the_records(run, policy):
 
 
 def test_logging_with_rollouts_changes_no_record_and_no_metric(tmp_path):
-    rollout, scores = make_rollout(sampler_logp=-torch.rand(4, 3)), make_scores([1, 0, 0.5, None])
+    rollout, scores = make_rollout(sampler_logp=-torch.rand(4, 3)), make_scores([1, 0, 0.5, None], [0, 0, 1, 1])
     ref_logps, advantages = -torch.rand(4, 3), torch.ones(4)
     before = rollout.select(range(4)), ref_logps.clone(), advantages.clone()
     lines = []

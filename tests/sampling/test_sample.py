@@ -155,7 +155,6 @@ def test_neutral_settings_do_not_warn(policy):
             max_completion_length=4,
             temperature=0.7,
             min_p=0.0,
-            min_completion_length=1,
             stop_strings=["="],
         )
 
