@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import Tensor
 
+from rlkit.files import regular, written_whole
+
 if TYPE_CHECKING:
     import pandas as pd
 
@@ -76,10 +78,8 @@ class Record(abc.ABC):
                 f"{type(self).__name__}.save: expected plain data (numbers, text, lists, dicts, tensors) in every "
                 f"column; turn other objects into text first. torch says: {error}"
             ) from error
-        path = Path(path)
-        partial = path.with_name(path.name + ".partial")
-        partial.write_bytes(buffer.getvalue())
-        os.replace(partial, path)
+        with written_whole(Path(path)) as partial:
+            partial.write_bytes(buffer.getvalue())
 
     @classmethod
     def load(cls: type[R], path: str | os.PathLike[str]) -> R:
@@ -89,7 +89,8 @@ class Record(abc.ABC):
             ValueError: the file holds another kind of record, or none.
         """
         try:
-            state = torch.load(path, weights_only=True, map_location="cpu")
+            with open(path, "rb", opener=regular) as file:
+                state = torch.load(file, weights_only=True, map_location="cpu")
         except (pickle.UnpicklingError, EOFError, RuntimeError) as error:  # torch would advise to execute what is in it
             raise ValueError(f"{cls.__name__}.load: {path} is no file that `save` wrote, or is not whole.") from error
         if not isinstance(state, dict) or state.get("kind") != cls.__name__:

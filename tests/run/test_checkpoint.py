@@ -10,8 +10,8 @@ import torch
 from builders import assert_identical, make_rollout, make_scores, snapshot, tiny_policy
 
 import rlkit as rl
-from rlkit.run import checkpoint
 from rlkit.run.folder import unlock
+from rlkit.run.manifest import newest
 
 ROWS = [{"prompt": f"{a}+{b}="} for a in range(4) for b in range(3)]
 STEPS, HALF = 4, 2
@@ -134,7 +134,7 @@ def test_the_newest_and_the_best_stay(tmp_path, tracked, scores, kept):
     assert sorted(int(path.name.removeprefix("step-")) for path in folder.glob("step-*")) == kept
     best = max((score, step) for step, score in enumerate(scores) if score is not None)[1] + 1
     assert (folder / "best").read_text().split() == [f"step-{best:06d}"]
-    assert checkpoint.newest(folder) == folder / "step-000004"
+    assert newest(folder) == folder / "step-000004"
 
 
 def test_half_a_checkpoint_is_named(tmp_path, tracked):
