@@ -54,7 +54,8 @@ class Home:
     def _claimed(self) -> Path:
         folder = collectives.from_main(claimed_folder(self.wanted) if collectives.rank() == 0 else self.wanted)
         if folder != self.wanted.absolute():
-            print(f"rlkit: {self.wanted} is not empty, writing to {folder}")
+            why = "is not empty" if self.wanted.exists() else "was here before, with a number"
+            print(f"rlkit: {self.wanted} {why}, writing to {folder}")
         if collectives.rank() == 0:
             write_json(folder / "config.json", self._settings())
             (folder / "metrics.jsonl").touch()

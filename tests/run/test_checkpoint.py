@@ -4,12 +4,15 @@ The same across processes, strategies and kills: tests/torchrun/test_lifecycle.p
 matter for it alone: beartype, which checks the types here, draws from them.
 """
 
+import random
+
 import numpy as np
 import pytest
 import torch
 from builders import assert_identical, make_rollout, make_scores, snapshot, tiny_policy
 
 import rlkit as rl
+from rlkit.run import checkpoint
 from rlkit.run.folder import unlock
 from rlkit.run.manifest import newest
 
@@ -79,6 +82,44 @@ def test_a_checkpoint_of_the_loop_s_own_holds_the_step_that_was_logged(whole, tm
         train(tmp_path / "run", STEPS, dies_in=HALF - 1)
     assert [path.name for path in (tmp_path / "run" / "ckpt").glob("step-*")] == [f"step-{HALF:06d}"]
     assert_identical(train(tmp_path / "run", STEPS, resume="auto"), whole)
+
+
+@pytest.fixture
+def random_states():
+    """The four generators by name: how a state is read, and how the generator moves on."""
+    before = checkpoint.random_state()
+    yield {
+        "python": (random.getstate, random.random),
+        "numpy": (np.random.get_state, np.random.rand),
+        "numpy, between two normals": (np.random.get_state, np.random.randn),
+        "torch": (torch.get_rng_state, lambda: torch.rand(())),
+        "cuda": (torch.cuda.get_rng_state_all, lambda: torch.rand((), device="cuda")),
+    }
+    checkpoint.set_random_state(before)
+
+
+@pytest.mark.parametrize("name", ["python", "numpy", "numpy, between two normals", "torch", "cuda"])
+def test_each_random_state_comes_back(tmp_path, random_states, name):
+    """Through a file, as a checkpoint has it. (beartype draws from Python's when it checks what has been returned.)"""
+    if name == "cuda" and not torch.cuda.is_available():
+        pytest.skip("needs a GPU")
+    read, draw = random_states[name]
+    draw()
+    expected = plain(read())
+    torch.save(checkpoint.random_state(), tmp_path / "rng-0.pt")
+    draw()
+    assert plain(read()) != expected
+    checkpoint._load_random_state(tmp_path / "rng-0.pt")
+    found = plain(read())
+    assert found == expected
+
+
+def plain(state):
+    return (
+        [plain(part) for part in state]
+        if isinstance(state, (tuple, list))
+        else getattr(state, "tolist", state.__repr__)()
+    )
 
 
 def made_at(path, steps):
