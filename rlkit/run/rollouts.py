@@ -64,7 +64,7 @@ def read_part(file: Path, columns: Sequence[str] | None = None) -> "pd.DataFrame
     import pyarrow.parquet as pq
 
     with open(file, "rb", opener=regular) as handle:
-        found = pq.ParquetFile(handle)
+        found = pq.ParquetFile(handle, page_checksum_verification=True)
         wanted = None if columns is None else [name for name in columns if name in found.schema_arrow.names]
         return found.read(columns=wanted).to_pandas()
 
@@ -77,7 +77,8 @@ def write_part(run: Path, step: int, table: "pa.Table") -> Path:
     file.parent.mkdir(exist_ok=True)
     repeated = [name for name in REPEATED if name.partition(".")[0] in table.column_names]
     with written_whole(file) as partial:
-        pq.write_table(table, partial, compression="snappy", write_statistics=False, use_dictionary=repeated)
+        options = {"compression": "snappy", "write_statistics": False, "write_page_checksum": True}
+        pq.write_table(table, partial, use_dictionary=repeated, **options)
     return file
 
 

@@ -115,11 +115,9 @@ def test_each_random_state_comes_back(tmp_path, random_states, name):
 
 
 def plain(state):
-    return (
-        [plain(part) for part in state]
-        if isinstance(state, (tuple, list))
-        else getattr(state, "tolist", state.__repr__)()
-    )
+    if isinstance(state, (tuple, list)):
+        return [plain(part) for part in state]
+    return state.tolist() if hasattr(state, "tolist") else state
 
 
 def made_at(path, steps):

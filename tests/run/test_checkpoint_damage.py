@@ -233,6 +233,40 @@ def test_random_states_without_checksums_are_named(ckpt, damage):
     unlock(ckpt.parent)
 
 
+# --- other files of a run ---
+
+
+@pytest.mark.parametrize("place", [0.02, 0.3, 0.6, 0.97])
+def test_flipped_bits_of_a_record_are_found(tmp_path, place):
+    """torch.load does not look at the checksums in the file."""
+    table = rl.ValueTable(torch.arange(300), torch.rand(300, 8), ("a prompt",) * 300)
+    table.save(tmp_path / "vstar.pt")
+    assert rl.ValueTable.load(tmp_path / "vstar.pt").digest == table.digest
+    flip(tmp_path / "vstar.pt", place)
+    with pytest.raises(ValueError, match=r"ValueTable\.load: .*vstar\.pt is no file that `save` wrote, or is not"):
+        rl.ValueTable.load(tmp_path / "vstar.pt")
+
+
+@pytest.mark.parametrize("size", [0, 10, 1000])
+def test_a_record_that_was_cut_is_named(tmp_path, size):
+    rl.ValueTable(torch.arange(300), torch.rand(300, 8), ("a prompt",) * 300).save(tmp_path / "vstar.pt")
+    cut(tmp_path / "vstar.pt", size)
+    with pytest.raises(ValueError, match=r"ValueTable\.load: .*vstar\.pt is no file that `save` wrote"):
+        rl.ValueTable.load(tmp_path / "vstar.pt")
+
+
+def test_flipped_bits_of_a_rollout_are_found(tmp_path):
+    run = rl.Run(tmp_path / "run")
+    run.log(0, make_rollout(), make_scores([1.0, 0.0, 1.0, 0.0], [0, 0, 1, 1]))
+    (file,) = (run.path / "rollouts").iterdir()
+    assert len(run.rollouts(0)) == 4
+    data = file.read_bytes()
+    file.write_bytes(data.replace(np.float32([1, 0, 1, 0]).tobytes(), np.float32([1, 0, 1, 7]).tobytes()))
+    assert file.read_bytes() != data and len(run.rollouts(0)) == 0
+    assert any(file.name in note and "CRC" in note for note in run.reader.notes)
+    unlock(run.path)
+
+
 # --- of something else ---
 
 SAVED = {
