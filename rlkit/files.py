@@ -45,6 +45,7 @@ def written_whole(file: Path) -> Iterator[Path]:
     except BaseException as error:
         with contextlib.suppress(OSError):
             partial.unlink(missing_ok=True)
-        if isinstance(error, OSError) and error.errno is not None and error.filename is None:
-            error.filename = str(file)
+        if isinstance(error, OSError) and error.errno is not None:
+            error.filename = error.filename or str(file)
+            raise error from None  # closing the file fails a second time
         raise

@@ -116,10 +116,14 @@ def _create(file: Path, text: str) -> bool:
         return False
     except OSError:  # a file system without links
         try:
-            with open(file, "x", encoding="utf-8") as new:
-                new.write(text)
+            with open(file, "xb", buffering=0) as new:
+                new.write(text.encode())
         except FileExistsError:
             return False
+        except OSError as error:  # a full disk; an empty lock would stay
+            file.unlink(missing_ok=True)
+            error.filename = str(file)
+            raise error from None
     finally:
         whole.unlink(missing_ok=True)
     return True

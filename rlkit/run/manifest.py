@@ -26,6 +26,7 @@ NEEDED: dict[str, tuple[type, ...]] = {
     "reward_calls": (int,),
     "version": (int,),
     "processes": (int,),
+    "numbers": (dict, type(None)),
 }
 _NAME = re.compile(r"step-\d+", re.ASCII)
 _OWNER = re.compile(r"(?:__|rng-|zero_pp_rank_)(\d+)", re.ASCII)
@@ -85,11 +86,12 @@ def read_counters(checkpoint: Path) -> dict[str, Any]:
     counters = read_json(file)
     if counters is None:
         raise damaged(checkpoint, f"{FILE} cannot be read as JSON")
-    if "files" in counters and counters.pop("sha256", None) != _digest(counters):
+    if ("files" in counters or "sha256" in counters) and counters.pop("sha256", None) != _digest(counters):
         raise damaged(checkpoint, f"the contents of {FILE} differ from their checksum")
     for name, kinds in NEEDED.items():
-        if type(counters.get(name)) not in kinds:
-            raise damaged(checkpoint, f"{FILE} has {name}={counters.get(name)!r}")
+        value = counters.get(name)
+        if type(value) not in kinds or (type(value) is int and not 0 <= value < 2**53):
+            raise damaged(checkpoint, f"{FILE} has {name}={value!r}")
     return counters
 
 

@@ -259,7 +259,7 @@ class Run:
                 "resume right after track, before anything is logged or run.path is asked for."
             )
         counters = self._keeper.load(found, named=named, mine=mine)
-        for note in self._numbers.restore(counters.get("numbers", {})):
+        for note in self._numbers.restore(counters.get("numbers") or {}):
             print(note)
         self.step, self._logged_step = counters["step"], counters["logged_step"]
         self._counters = Counters(counters["tokens"], counters["reward_calls"])

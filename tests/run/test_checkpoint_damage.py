@@ -1,5 +1,6 @@
 """Damaged, forged and foreign checkpoints, and disks that are full while one is saved."""
 
+import contextlib
 import copy
 import json
 import os
@@ -233,6 +234,31 @@ def test_random_states_without_checksums_are_named(ckpt, damage):
     unlock(ckpt.parent)
 
 
+def test_no_flipped_bit_of_run_json_changes_anything(ckpt, tmp_path):
+    """Each bit of each byte: an error, or the same contents (a letter of an escape may be spelled in two ways)."""
+    file = ckpt / NEWEST / "run.json"
+    data, expected = file.read_bytes(), manifest.read_counters(ckpt / NEWEST)
+    for place in range(0, 8 * len(data), 3):
+        flipped = bytearray(data)
+        flipped[place // 8] ^= 1 << place % 8
+        file.write_bytes(flipped)
+        with contextlib.suppress(RuntimeError):
+            assert manifest.read_counters(ckpt / NEWEST) == expected, place
+
+
+@pytest.mark.parametrize("name", [SHARD, INDEX, RANDOM])
+def test_no_flipped_bit_of_a_file_is_overlooked(ckpt, name):
+    """A hundred of them, evenly spread."""
+    file, counters = ckpt / NEWEST / name, manifest.read_counters(ckpt / NEWEST)
+    data = file.read_bytes()
+    for place in range(0, 8 * len(data), 8 * len(data) // 100):
+        flipped = bytearray(data)
+        flipped[place // 8] ^= 1 << place % 8
+        file.write_bytes(flipped)
+        with pytest.raises(RuntimeError, match=f"the contents of {re.escape(name)} differ from their checksum"):
+            manifest.verify(ckpt / NEWEST, counters)
+
+
 # --- other files of a run ---
 
 
@@ -461,6 +487,17 @@ def test_a_loop_goes_on_after_the_checkpoint_that_did_not_fit(small_disk, whole)
     filler.unlink()
     assert_identical(train(*parts, 2), whole[1][2])
     assert (run.path / "ckpt" / "latest").read_text() == "step-000002\n" and run.stopped == "done"
+
+
+def test_a_run_that_starts_on_a_full_disk_leaves_nothing(small_disk):
+    filler = fill(small_disk)
+    with pytest.raises(OSError, match=r"No space left on device: .*run/lock"):
+        rl.Run(small_disk / "run").log(0, a=1.0)
+    assert files_of(small_disk) == ["filler"]
+    filler.unlink()
+    run = rl.Run(small_disk / "run")
+    assert run.path.name == "run"
+    unlock(run.path)
 
 
 def test_what_else_does_not_fit_names_its_file_and_leaves_nothing(small_disk):

@@ -165,8 +165,8 @@ def test_the_newest_and_the_best_are_kept(life):
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
-def test_damage_that_one_process_finds_is_known_to_all(launcher, lives, tmp_path, strategy):
-    kept = lives[strategy].folder / "kept"
+def test_damage_that_one_process_finds_is_known_to_all(launcher, tmp_path, strategy):
+    kept = launcher("lifecycle_worker.py", "first", ranks=2, strategy=strategy).folder / "kept"
     for name in ("flipped", "cut", "forged"):
         shutil.copytree(kept, tmp_path / name)
     sums = json.loads((kept / "ckpt" / "step-000005" / "run.json").read_text())["files"]
