@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlkit.run.folder import versions
-from rlkit.run.lines import read_lines
+from rlkit.run.lines import read_json, read_lines
 
 if TYPE_CHECKING:
     from rlkit.policy import Policy
@@ -43,7 +43,9 @@ def model_card(policy: "Policy", *, method: str, run: Any = None) -> str:
     found: dict[str, str] = versions()
     if run is not None:
         folder = Path(getattr(run, "path", run))
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        config = read_json(folder / "config.json")
+        if config is None:
+            raise FileNotFoundError(f"model_card: {folder / 'config.json'} of the run is missing or not whole.")
         found = config.get("versions", found)
         if config.get("parameters"):
             lines += ["## Settings", "", *_table(config["parameters"]), ""]

@@ -8,6 +8,8 @@ import io
 import sys
 from pathlib import Path
 
+from rlkit.files import regular
+
 MOST_CHARACTERS = 1 << 20
 
 
@@ -55,7 +57,8 @@ class RankLog(io.TextIOBase):
             return
         if self._file is not None:
             self._file.close()
-        self._file = open(folder / self._name, "a", encoding=self.encoding, errors=self.errors, buffering=1)
+        file = folder / self._name
+        self._file = open(file, "a", encoding=self.encoding, errors=self.errors, buffering=1, opener=regular)
         self._file.write("".join(self._waiting))
         self._waiting, self._size = [], 0
 

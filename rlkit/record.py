@@ -4,6 +4,8 @@ import abc
 import io
 import os
 import pickle
+import zipfile
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from pathlib import Path
@@ -12,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import Tensor
 
+from rlkit.files import regular, written_whole
 from rlkit.text import table_html
 
 if TYPE_CHECKING:
@@ -21,6 +24,8 @@ Prompt = str | list[dict[str, Any]]
 """A prompt or completion as a person sees it: plain text, or a list of chat messages."""
 
 FORMAT_VERSION = 1
+DAMAGE = (pickle.UnpicklingError, zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, ValueError)
+"""What `torch.load` and `zipfile` raise on a file that is not whole."""
 R = TypeVar("R", bound="Record")
 
 
@@ -76,21 +81,24 @@ class Record(abc.ABC):
                 f"{type(self).__name__}.save: expected plain data (numbers, text, lists, dicts, tensors) in every "
                 f"column; turn other objects into text first. torch says: {error}"
             ) from error
-        path = Path(path)
-        partial = path.with_name(path.name + ".partial")
-        partial.write_bytes(buffer.getvalue())
-        os.replace(partial, path)
+        with written_whole(Path(path)) as partial:
+            partial.write_bytes(buffer.getvalue())
 
     @classmethod
     def load(cls: type[R], path: str | os.PathLike[str]) -> R:
         """Read a record that `save` wrote. Nothing in the file is executed.
 
         Raises:
-            ValueError: the file holds another kind of record, or none.
+            ValueError: the file holds another kind of record, or none, or is damaged.
+        OSError: it cannot be read, or is not a regular file.
         """
         try:
-            state = torch.load(path, weights_only=True, map_location="cpu")
-        except (pickle.UnpicklingError, EOFError, RuntimeError) as error:  # torch would advise to execute what is in it
+            with open(path, "rb", opener=regular) as file:
+                if torn := zipfile.ZipFile(file).testzip():  # torch does not look at the checksums that it writes
+                    raise RuntimeError(f"the checksum of {torn} is wrong")
+                file.seek(0)
+                state = torch.load(file, weights_only=True, map_location="cpu")
+        except DAMAGE as error:  # torch would advise to execute what is in it
             raise ValueError(f"{cls.__name__}.load: {path} is no file that `save` wrote, or is not whole.") from error
         if not isinstance(state, dict) or state.get("kind") != cls.__name__:
             found = state.get("kind") if isinstance(state, dict) else type(state).__name__

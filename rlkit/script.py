@@ -17,6 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
+from rlkit.files import written_whole
 from rlkit.flags import Parameter, parse
 from rlkit.run.settings import current
 from rlkit.run.stopping import expect_preemption
@@ -98,7 +99,8 @@ def start(file: str, *, notebook: str, sha256: str) -> None:
             with contextlib.suppress(OSError):
                 folder.mkdir(parents=True, exist_ok=True)
                 text = "".join(traceback.format_exception(kind, error, trace))
-                (folder / f"error_rank{_rank()}.txt").write_text(text, encoding="utf-8")
+                with written_whole(folder / f"error_rank{_rank()}.txt") as file:
+                    file.write_text(text, encoding="utf-8")
         before(kind, error, trace)
 
     sys.excepthook = keep

@@ -1,8 +1,8 @@
 """Checkpoints: everything that a run needs to go on as if it had never stopped.
 
     ckpt/step-000100/   weights, optimizer and scheduler (torch.distributed.checkpoint: any number of processes can load
-                        what any other number saved), rng-0.pt ... (random states), run.json (counters, data position)
-                        under ZeRO-3 zero3/ instead, in DeepSpeed's format: only for the same number of processes
+                        what any other number saved), rng-0.pt ... (random states), run.json (counters, data position,
+                        checksums) under ZeRO-3 zero3/ instead, in DeepSpeed's format: only for as many processes
     ckpt/latest         name of the newest whole checkpoint
     ckpt/best           name of the best one, if a metric was named
 
@@ -12,9 +12,7 @@ the middle leaves the previous checkpoint in force. Saving and loading are colle
 Left out: frozen parameters (an adapter's base model comes from where it was loaded the first time).
 """
 
-import json
 import os
-import random
 import shutil
 import warnings
 from collections.abc import Iterator, Mapping
@@ -23,11 +21,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 
 from rlkit import collectives
+from rlkit.files import regular, written_whole
 from rlkit.run.folder import write_json
+from rlkit.run.lines import read_json
+from rlkit.run.manifest import (
+    FILE,
+    candidates,
+    checksums,
+    damaged,
+    mend,
+    pointed,
+    read_counters,
+    sealed,
+    together,
+    verify,
+)
+from rlkit.run.random_state import random_state, set_random_state
 
 if TYPE_CHECKING:
     from rlkit.policy import Policy
@@ -64,31 +76,29 @@ def save(folder: Path, tracked: Tracked, counters: Mapping[str, Any], score: flo
 
     Returns:
         The folder of the checkpoint.
+
+    Raises:
+        OSError: it cannot be written (a full disk), on every process; nothing of it stays, earlier ones are whole.
+        TypeError: a value that is not plain data.
     """
     target = folder / f"step-{counters['step']:06d}"
     partial = folder / f"{target.name}.partial"
-    if collectives.rank() == 0:
+    main = collectives.rank() == 0
+
+    def begin() -> None:
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
-    collectives.barrier()
-    if zero3 := tracked.policy.local_scorer.zero3:
-        zero3.save(partial, _scheduler_state(tracked))
-    else:
-        with _quiet():
-            import torch.distributed.checkpoint as dcp  # a second of import time, so only here
 
-            dcp.save(_state(tracked), checkpoint_id=str(partial), no_dist=not collectives.is_many())
-    torch.save(_random_state(), partial / f"rng-{collectives.rank()}.pt")
-    collectives.barrier()
-    if collectives.rank() == 0:
+    def finish(files: Mapping[str, Any]) -> None:
         extra = {
             "version": tracked.policy.version,
             "strategy": tracked.policy.strategy,
             "processes": collectives.size(),
             "score": score,
             "optimizer_has_state": bool(tracked.optimizer.state),
+            "files": files,
         }
-        write_json(partial / "run.json", dict(counters) | extra)
+        write_json(partial / FILE, sealed(dict(counters) | extra))
         if target.exists():  # aside in one go: deleted bit by bit it would be no whole checkpoint, nor the new one yet
             aside = folder / f"{target.name}.old.partial"
             shutil.rmtree(aside, ignore_errors=True)
@@ -97,40 +107,143 @@ def save(folder: Path, tracked: Tracked, counters: Mapping[str, Any], score: flo
         _point(folder / "latest", target.name)
         if score is not None and score >= _score_of(folder, "best"):
             _point(folder / "best", target.name)
-        _prune(folder, tracked.keep)
-    collectives.barrier()
+        _prune(folder, tracked.keep, target.name)
+
+    try:
+        together(lambda: begin() if main else None)
+        together(lambda: _write(partial, tracked))
+        files = checksums(partial)
+        together(lambda: finish(files) if main else None)
+    except (OSError, RuntimeError) as error:  # torch says the latter of a full disk
+        if main:
+            shutil.rmtree(partial, ignore_errors=True)
+        raise OSError(_unwritten(target, tracked, error)) from None
+    except Exception:
+        if main:
+            shutil.rmtree(partial, ignore_errors=True)
+        raise
     return target
 
 
-def load(checkpoint: Path, tracked: Tracked) -> dict[str, Any]:
-    """Put a checkpoint's state into the tracked objects; every process calls it. Returns the counters.
+def _write(partial: Path, tracked: Tracked) -> None:
+    if zero3 := tracked.policy.local_scorer.zero3:
+        zero3.save(partial, _scheduler_state(tracked))
+    else:
+        state = _state(tracked)
+        with _quiet():
+            from rlkit.run import storage  # a second of import time, so only here
+
+            storage.save(state, partial, alone=not collectives.is_many())
+    torch.save(random_state(), partial / f"rng-{collectives.rank()}.pt")
+
+
+def _unwritten(target: Path, tracked: Tracked, error: Exception) -> str:
+    """What a user is told of a checkpoint that could not be written."""
+    parameters = [parameter for parameter in tracked.policy.model.parameters() if parameter.requires_grad]
+    states = [value for state in tracked.optimizer.state.values() for value in state.values()]
+    tensors = [value for value in (*parameters, *states) if isinstance(value, torch.Tensor)]
+    needed = sum(getattr(value, "ds_numel", value.numel()) * value.element_size() for value in tensors)
+    place = next((path for path in target.parents if path.exists()), Path("/"))
+    said = str(error).splitlines()[0][:300] if str(error) else type(error).__name__
+    return (
+        f"run.save: the checkpoint {target} could not be written: {said}. It needs about {needed / 2**20:.1f} MiB, and "
+        f"{shutil.disk_usage(place).free / 2**20:.1f} MiB are free on that disk (a quota may allow less). What was "
+        "written of it is removed, and earlier checkpoints are untouched. Make room and run the loop again: policy and "
+        "optimizer are in memory, and it goes on after the last finished step."
+    )
+
+
+def load(checkpoint: Path, tracked: Tracked, counters: Mapping[str, Any]) -> None:
+    """Put a checkpoint's state into the tracked objects; every process calls it.
+
+    Args:
+        checkpoint: its folder, whole.
+        tracked: what to load into.
+        counters: its run.json.
 
     Raises:
-        FileNotFoundError: there is no whole checkpoint at that path.
-        RuntimeError: the checkpoint belongs to another model or optimizer, or is one of ZeRO-3 and the processes are
-            others than those that saved it.
+        RuntimeError: the checkpoint belongs to another model or optimizer, or a file of it is damaged.
     """
-    if not (checkpoint / "run.json").exists():
-        raise FileNotFoundError(f"run.resume: {checkpoint} is no whole checkpoint (run.json is missing).")
-    counters = json.loads((checkpoint / "run.json").read_text(encoding="utf-8"))
     _check_layout(checkpoint, counters, tracked)
     if zero3 := tracked.policy.local_scorer.zero3:
         try:
             state = zero3.load(checkpoint)
         except Exception as error:
-            raise RuntimeError(_misfit(checkpoint, "DeepSpeed", error)) from error
+            raise RuntimeError(_misfit(checkpoint, "DeepSpeed", error, counters)) from error
     else:
-        state = _load_state(checkpoint, tracked)
+        state = _load_state(checkpoint, tracked, counters)
         if not counters.get("optimizer_has_state", True):
             tracked.optimizer.state.clear()
     if tracked.scheduler is not None:
+        if "scheduler" not in state:
+            raise damaged(checkpoint, "it holds no state of a scheduler")
         tracked.scheduler.load_state_dict(state["scheduler"])  # type: ignore[attr-defined]
     tracked.policy.version = counters["version"]
-    own = checkpoint / f"rng-{collectives.rank()}.pt"
     # On another number of processes each takes the state of rank 0: what matters is common to all (world.setup).
-    _set_random_state(torch.load(own if own.exists() else checkpoint / "rng-0.pt", weights_only=True))
-    collectives.barrier()
+    own = checkpoint / f"rng-{collectives.rank()}.pt"
+    together(lambda: _load_random_state(own if own.exists() else checkpoint / "rng-0.pt"))
+
+
+def _load_random_state(file: Path) -> None:
+    try:
+        with open(file, "rb", opener=regular) as handle:
+            set_random_state(torch.load(handle, weights_only=True))
+    except Exception as error:  # of a checkpoint without checksums; torch has many names for damage
+        what = f"{file.name} holds no random states ({type(error).__name__}: {error})"
+        raise damaged(file.parent, what[:300]) from None
+
+
+def choose(found: Path, *, named: bool, mine: bool) -> tuple[Path, dict[str, Any]]:
+    """The checkpoint to go on from, and its run.json; every process calls it.
+
+    Args:
+        found: the one that the user named, or any in the `ckpt` folder of which the newest whole one is wanted.
+        named: the user named it, so it is that one or none.
+        mine: it lies in the run's own folder, which is locked by now.
+
+    Raises:
+        FileNotFoundError, RuntimeError: it is not whole, or none is; the error names the file.
+    """
+    fault: Exception | None = None
+    known = collectives.from_main(candidates(found.parent))
+    for checkpoint in (found, *(path for path in known if path != found)) if named else known:
+        try:
+            counters = _whole(checkpoint, mine)
+        except (FileNotFoundError, RuntimeError) as error:
+            fault = fault or error
+            continue
+        if fault is None:
+            return checkpoint, counters
+        if named:
+            hint = f"The newest whole checkpoint beside it: run.resume({str(checkpoint)!r})."
+            raise type(fault)(f"{fault} {hint}") from None
+        if collectives.rank() == 0:
+            print(f"rlkit: {str(fault).removeprefix('run.resume: ')} Going on from {checkpoint.name} instead.")
+        return checkpoint, counters
+    assert fault is not None  # at least `found` was tried
+    raise type(fault)(
+        f"{fault} No other checkpoint beside it is whole. Restore the file from a copy, or start over: in another "
+        'folder, or with run.resume("none").'
+    ) from None
+
+
+def _whole(checkpoint: Path, mine: bool) -> dict[str, Any]:
+    if mine:
+        together(lambda: mend(checkpoint) if collectives.rank() == 0 else None)
+    counters = together(lambda: read_counters(checkpoint))[collectives.rank()]
+    verify(checkpoint, counters)
+    if counters.get("strategy") != "zero3":
+        together(lambda: _check_index(checkpoint))
     return counters
+
+
+def _check_index(checkpoint: Path) -> None:
+    with _quiet():
+        from rlkit.run import storage
+    try:
+        storage.check_index(checkpoint)
+    except ValueError as error:
+        raise damaged(checkpoint, str(error)[:400]) from None
 
 
 def _check_layout(checkpoint: Path, counters: Mapping[str, Any], tracked: Tracked) -> None:
@@ -145,24 +258,25 @@ def _check_layout(checkpoint: Path, counters: Mapping[str, Any], tracked: Tracke
         )
 
 
-def _misfit(checkpoint: Path, who: str, error: Exception) -> str:
-    return (
-        f"run.resume: {checkpoint} does not fit the tracked policy and optimizer: were they made with other settings? "
-        f"{who} says: {str(error)[:500]}"
-    )
+def _misfit(checkpoint: Path, who: str, error: Exception, counters: Mapping[str, Any]) -> str:
+    why = "were they made with other settings (another model, adapter, optimizer or scheduler)?"
+    if "files" not in counters:
+        why = f"is a file of it damaged (it has no checksums), or {why}"
+    said = " ".join(str(error).split())[:500] or type(error).__name__
+    return f"run.resume: {checkpoint} does not fit the tracked policy and optimizer: {why} {who} says: {said}"
 
 
-def _load_state(checkpoint: Path, tracked: Tracked) -> dict[str, Any]:
+def _load_state(checkpoint: Path, tracked: Tracked, counters: Mapping[str, Any]) -> dict[str, Any]:
     state = _state(tracked)
     with _quiet():
-        try:
-            import torch.distributed.checkpoint as dcp
-
-            dcp.load(state, checkpoint_id=str(checkpoint), no_dist=not collectives.is_many())
-        except Exception as error:
-            raise RuntimeError(_misfit(checkpoint, "torch", error)) from error
         from torch.distributed.checkpoint.state_dict import StateDictOptions, set_state_dict
 
+        from rlkit.run import storage
+
+        try:
+            storage.load(state, checkpoint, alone=not collectives.is_many())
+        except Exception as error:
+            raise RuntimeError(_misfit(checkpoint, "torch", error, counters)) from None
         set_state_dict(
             tracked.policy.model,
             tracked.optimizer,
@@ -173,14 +287,13 @@ def _load_state(checkpoint: Path, tracked: Tracked) -> dict[str, Any]:
     return state
 
 
-def check_vstar(checkpoint: Path, table: Any) -> None:
+def check_vstar(checkpoint: Path, counters: Mapping[str, Any], table: Any) -> None:
     """Refuse to go on with another table of V* than the run had: its advantages would mean something else.
 
     Raises:
         RuntimeError: says where the run's own table is.
     """
-    file = checkpoint / "run.json"
-    saved = json.loads(file.read_text(encoding="utf-8")).get("vstar") if file.exists() else None
+    saved = counters.get("vstar")
     if saved is not None and table is not None and table.digest != saved:
         raise RuntimeError(
             f"run.resume: the tracked V* differs from the one of {checkpoint}. Load the run's own: "
@@ -188,32 +301,22 @@ def check_vstar(checkpoint: Path, table: Any) -> None:
         )
 
 
-def newest(folder: Path) -> Path | None:
-    """The newest checkpoint of a `ckpt` folder, or None. Only looks; `mend` it before it is loaded."""
-    pointer = folder / "latest"
-    return folder / pointer.read_text(encoding="utf-8").strip() if pointer.exists() else None
-
-
-def mend(found: Path) -> None:
-    """Give a checkpoint its name back, by the main process of the run that holds the folder's lock.
-
-    A process that was killed while it wrote a checkpoint of that name again left the new one, the old one, or both.
-    """
-    for other in (found.with_name(f"{found.name}.partial"), found.with_name(f"{found.name}.old.partial")):
-        if not found.exists() and (other / "run.json").exists():
-            os.replace(other, found)
-
-
 def _state(tracked: Tracked) -> dict[str, Any]:
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
 
     untouched = not tracked.optimizer.state
+    # Where there is a gradient, of an earlier loop say, torch gives a fresh optimizer no state, and would load none.
+    gradients = [(parameter, parameter.grad) for parameter in tracked.policy.model.parameters()] if untouched else []
+    for parameter, _ in gradients:
+        parameter.grad = None
     with _quiet():
         model, optimizer = get_state_dict(
             tracked.policy.model, tracked.optimizer, options=StateDictOptions(ignore_frozen_params=True)
         )
     if untouched:  # torch has stepped it once to give it a state, and Adam's bias correction would count that
         tracked.optimizer.state.clear()
+    for parameter, gradient in gradients:
+        parameter.grad = gradient
     return {"model": model, "optimizer": optimizer} | _scheduler_state(tracked)
 
 
@@ -221,44 +324,21 @@ def _scheduler_state(tracked: Tracked) -> dict[str, Any]:
     return {} if tracked.scheduler is None else {"scheduler": tracked.scheduler.state_dict()}  # type: ignore[attr-defined]
 
 
-def _random_state() -> dict[str, Any]:
-    version, words, gauss = random.getstate()
-    kind, keys, position, has_gauss, cached = np.random.get_state()  # noqa: NPY002 - the users' own code may use it
-    return {
-        "python": [version, list(words), gauss],
-        "numpy": [kind, torch.from_numpy(np.asarray(keys).astype(np.int64)), position, has_gauss, cached],
-        "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
-    }
-
-
-def _set_random_state(state: Mapping[str, Any]) -> None:
-    version, words, gauss = state["python"]
-    random.setstate((version, tuple(words), gauss))
-    kind, keys, position, has_gauss, cached = state["numpy"]
-    np.random.set_state((kind, keys.numpy().astype(np.uint32), position, has_gauss, cached))  # noqa: NPY002
-    torch.set_rng_state(state["torch"])
-    if len(state["cuda"]) == torch.cuda.device_count() and state["cuda"]:
-        torch.cuda.set_rng_state_all(state["cuda"])
-
-
 def _point(pointer: Path, name: str) -> None:
-    partial = pointer.with_name(pointer.name + ".partial")
-    partial.write_text(name + "\n", encoding="utf-8")
-    os.replace(partial, pointer)
+    with written_whole(pointer) as partial:
+        partial.write_text(name + "\n", encoding="utf-8")
 
 
 def _score_of(folder: Path, pointer: str) -> float:
-    file = folder / pointer
-    if not file.exists():
-        return float("-inf")
-    score = json.loads((folder / file.read_text(encoding="utf-8").strip() / "run.json").read_text())["score"]
-    return float("-inf") if score is None else float(score)
+    name = pointed(folder, pointer)
+    score = (read_json(folder / name / FILE) or {}).get("score") if name else None
+    return float(score) if isinstance(score, (int, float)) else float("-inf")
 
 
-def _prune(folder: Path, keep: int) -> None:
-    whole = sorted(path for path in folder.glob("step-*") if not path.name.endswith(".partial"))
-    pointers = {(folder / name).read_text().strip() for name in ("latest", "best") if (folder / name).exists()}
+def _prune(folder: Path, keep: int, last: str) -> None:
+    """Later ones than the last are of a past that the run went back from: they do not count, and are written again."""
+    whole = sorted(path for path in folder.glob("step-*") if path.suffix != ".partial" and path.name <= last)
+    pointers = {pointed(folder, name) for name in ("latest", "best")}
     for path in whole[: max(0, len(whole) - keep)]:
         if path.name not in pointers:
             shutil.rmtree(path)

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from rlkit.files import regular
 from rlkit.run.folder import lives
 from rlkit.run.lines import read_json
 from rlkit.scalars import scalar
@@ -88,7 +89,7 @@ def send(
 
 def _append(file: Path, line: bytes) -> int:
     """Append a line in one write, whoever else does so; returns its number, counted from 1."""
-    handle = os.open(file, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)  # unbuffered: its position is the true one
+    handle = regular(str(file), os.O_RDWR | os.O_APPEND | os.O_CREAT)  # unbuffered: its position is the true one
     with open(handle, "r+b", buffering=0) as raw:
         if raw.seek(0, os.SEEK_END):
             raw.seek(-1, os.SEEK_END)
@@ -177,7 +178,10 @@ class Inbox:
             self._skip_history()
 
     def _skip_history(self) -> None:
-        before = self._file.read_bytes() if self._file.exists() else b""
+        before = b""
+        if self._file.exists():
+            with open(self._file, "rb", opener=regular) as file:
+                before = file.read()
         self._offset, self.taken = len(before), before.count(b"\n")
 
     def take(self) -> tuple[list[Command], list[str]]:
@@ -207,7 +211,7 @@ class Inbox:
             self._offset = self.taken = 0
         if size == self._offset:
             return []
-        with open(self._file, "rb") as file:
+        with open(self._file, "rb", opener=regular) as file:
             file.seek(self._offset)
             found = file.read(MOST_BYTES)
         whole = found.rfind(b"\n") + 1

@@ -23,18 +23,21 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from rlkit.files import regular, written_whole
 from rlkit.run.lines import is_step, read_json, read_lines
 
 PACKAGES = ("rlkit-llm", "torch", "transformers", "trl", "datasets", "numpy")
 
 
 def fresh_folder(path: str | os.PathLike[str]) -> Path:
-    """Make the folder of a new run. One that holds anything is never written into: a number is added to the name."""
+    """Make the folder of a new run. One that holds anything is never written into: a number is added to the name.
+
+    The number is above all others, also where one is free below: of a name's folders the last one is the newest.
+    """
     wanted = Path(path).absolute()
-    folder, number = wanted, 1
-    while folder.exists() and any(folder.iterdir()):
-        number += 1
-        folder = wanted.with_name(f"{wanted.name}-{number}")
+    known = _numbered(wanted).items()
+    taken = [number for number, folder in known if not folder.is_dir() or any(folder.iterdir())]
+    folder = wanted.with_name(f"{wanted.name}-{max(taken) + 1}") if taken else wanted
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 
@@ -53,12 +56,17 @@ def claimed_folder(path: str | os.PathLike[str]) -> Path:
 
 def numbered_folders(path: Path) -> list[Path]:
     """The folder and those that `fresh_folder` made beside it because it was not empty, the last one first."""
+    found = _numbered(path)
+    return [found[number] for number in sorted(found, reverse=True)]
+
+
+def _numbered(path: Path) -> dict[int, Path]:
     found = {1: path} if path.exists() else {}
     for other in path.parent.glob(f"{glob.escape(path.name)}-*"):
         number = other.name.removeprefix(f"{path.name}-")
         if number.isdecimal() and int(number) > 1:
             found[int(number)] = other
-    return [found[number] for number in sorted(found, reverse=True)]
+    return found
 
 
 def lock(folder: Path) -> None:
@@ -108,10 +116,14 @@ def _create(file: Path, text: str) -> bool:
         return False
     except OSError:  # a file system without links
         try:
-            with open(file, "x", encoding="utf-8") as new:
-                new.write(text)
+            with open(file, "xb", buffering=0) as new:
+                new.write(text.encode())
         except FileExistsError:
             return False
+        except OSError as error:  # a full disk; an empty lock would stay
+            file.unlink(missing_ok=True)
+            error.filename = str(file)
+            raise error from None
     finally:
         whole.unlink(missing_ok=True)
     return True
@@ -135,7 +147,7 @@ def unlock(folder: Path) -> None:
     """Give the folder back, if it is ours."""
     file = folder / "lock"
     with contextlib.suppress(OSError, ValueError):
-        if json.loads(file.read_text(encoding="utf-8"))["pid"] == os.getpid():
+        if (read_json(file) or {}).get("pid") == os.getpid():
             file.unlink()
 
 
@@ -162,9 +174,8 @@ def cut_lines(file: Path, steps: int) -> None:
 def keep_lines(file: Path, wanted: Callable[[dict[str, Any]], bool]) -> None:
     """Keep some of the lines of a JSON-lines file, which is replaced whole or not at all; what is no object goes."""
     kept = [line for line in read_lines(file) if wanted(line)]
-    partial = file.with_name(file.name + ".partial")
-    partial.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
-    os.replace(partial, file)
+    with written_whole(file) as partial:
+        partial.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
 
 
 def gone(folder: Path) -> FileNotFoundError:
@@ -191,28 +202,28 @@ def append_line(file: Path, values: Mapping[str, Any]) -> None:
     """Append one JSON object as a line, in one write and whole or not at all.
 
     Raises:
-        OSError: it cannot be written (a full disk); what was written of it is taken back. FileNotFoundError: its folder
-            is gone.
+        OSError: it cannot be written (a full disk); what was written of it is taken back, and the error names the
+            file. FileNotFoundError: its folder is gone.
     """
     need_folder(file.parent)
     line = (json.dumps(values, allow_nan=False) + "\n").encode()
-    with open(file, "ab", buffering=0) as handle:
+    with open(file, "ab", buffering=0, opener=regular) as handle:
         end = handle.tell()
         try:
             written = handle.write(line)
             if written != len(line):
                 handle.write(line[written:])  # it did not fit, and now the system says why
-        except OSError:
+        except OSError as error:
             handle.truncate(end)
+            error.filename = str(file)
             raise
 
 
 def write_json(file: Path, values: Mapping[str, Any]) -> None:
     """Write a JSON file whole or not at all; values that JSON does not know are written as text."""
     need_folder(file.parent)
-    partial = file.with_name(file.name + ".partial")
-    partial.write_text(json.dumps(values, indent=2, default=str) + "\n", encoding="utf-8")
-    os.replace(partial, file)
+    with written_whole(file) as partial:
+        partial.write_text(json.dumps(values, indent=2, default=str) + "\n", encoding="utf-8")
 
 
 def versions() -> dict[str, str]:

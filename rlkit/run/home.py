@@ -11,8 +11,8 @@ from typing import Any
 
 from rlkit import collectives
 from rlkit.rank_log import move_output_to
-from rlkit.run import checkpoint
-from rlkit.run.folder import claimed_folder, lock, unlock, versions, write_json
+from rlkit.run.folder import claimed_folder, lock, numbered_folders, unlock, versions, write_json
+from rlkit.run.keeper import newest_of
 from rlkit.run.origin import for_config, origin
 from rlkit.run.settings import current
 from rlkit.text import say
@@ -38,24 +38,25 @@ class Home:
     @property
     def path(self) -> Path:
         """The folder, chosen now if it was not; every process asks."""
-        if self.folder is None and self._resumes():
-            self._open(self.wanted)  # a script that was started with --resume
+        if self.folder is None and (found := self._resumed()) is not None:
+            self._open(found)  # a script that was started with --resume writes before its loop resumes
         return self._claimed() if self.folder is None else self.folder
 
     def go_on_in(self, run: Path, *, wanted: bool) -> bool:
-        """Take up the folder of a checkpoint, if it is this run's or is wanted, and nothing is written yet.
+        """Take up the folder of a checkpoint, if it is this run's (with a number, too) or wanted, and none is chosen.
 
         Returns:
             True if the checkpoint is of this run, False if the run goes on from another one's.
         """
-        if self.folder is None and (wanted or run.resolve() == self.wanted.resolve()):
+        if self.folder is None and (wanted or self._is_mine(run)):
             self._open(run)
         return self.folder is not None and run.resolve() == self.folder.resolve()
 
     def _claimed(self) -> Path:
         folder = collectives.from_main(claimed_folder(self.wanted) if collectives.rank() == 0 else self.wanted)
         if folder != self.wanted.absolute():
-            say(f"rlkit: {self.wanted} is not empty, writing to {folder}")
+            why = "is not empty" if self.wanted.exists() else "was here before, with a number"
+            say(f"rlkit: {self.wanted} {why}, writing to {folder}")
         if collectives.rank() == 0:
             write_json(folder / "config.json", self._settings())
             (folder / "metrics.jsonl").touch()
@@ -69,12 +70,18 @@ class Home:
         self.folder = current.folder = folder.absolute()  # a notebook may change its working directory
         return self.folder
 
-    def _resumes(self) -> bool:
-        """Whether there is a checkpoint that `--resume auto` means, the same on every process."""
-        if current.resume != "auto":
-            return False
-        here = collectives.rank() == 0 and checkpoint.newest(self.wanted / "ckpt") is not None
-        return collectives.from_main(here)
+    def _resumed(self) -> Path | None:
+        """The folder of the checkpoint that `--resume` means, if it is this run's, the same on every process."""
+        if current.resume is None:
+            return None
+        found = newest_of(self.wanted) if current.resume == "auto" else Path(current.resume)
+        run = collectives.from_main(found.parent.parent if found is not None else None)
+        return run if run is not None and self._is_mine(run) else None
+
+    def _is_mine(self, run: Path) -> bool:
+        """Whether it is the wanted folder, or one that got a number because that was not empty."""
+        known = {folder.resolve() for folder in numbered_folders(self.wanted)}
+        return collectives.from_main(run.resolve() in known)
 
     def _settings(self) -> dict[str, Any]:
         """What config.json says."""

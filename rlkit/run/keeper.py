@@ -10,6 +10,7 @@ import torch
 from rlkit import collectives
 from rlkit.run import checkpoint, evaluations
 from rlkit.run.folder import cut_lines, gone, numbered_folders
+from rlkit.run.manifest import newest, together
 from rlkit.run.rollouts import cut_parts
 from rlkit.run.settings import current
 
@@ -69,9 +70,8 @@ class Keeper:
         tracked = self.need("run.save")
         if collectives.from_main(collectives.rank() == 0 and not folder.is_dir()):  # every process says so, none waits
             raise gone(folder)
-        table = folder / "vstar.pt"
-        if self.vstar is not None and collectives.rank() == 0 and not table.exists():
-            self.vstar.save(table)
+        table, fresh = folder / "vstar.pt", self.vstar is not None and collectives.rank() == 0
+        together(lambda: self.vstar.save(table) if fresh and not table.exists() else None)
         own = {
             "prompts": self.prompts.state_dict() if self.prompts is not None else None,
             "vstar": self.vstar.digest if self.vstar is not None else None,
@@ -80,33 +80,38 @@ class Keeper:
         return checkpoint.save(folder / "ckpt", tracked, dict(counters) | own, score)
 
     def find(self, wanted: Path, source: str | os.PathLike[str]) -> Path | None:
-        """The checkpoint that `Run.resume` means, the same on every process; None to start anew."""
+        """The checkpoint that `Run.resume` means, whole or not, the same on every process; None to start a new run."""
         if source == "none":
             return None
-        found: Path | None = Path(source)
-        if source == "auto":  # a run that died before its first checkpoint left a folder in which there is none
-            known = (checkpoint.newest(folder / "ckpt") for folder in numbered_folders(wanted))
-            found = next((path for path in known if path is not None), None)
-        return collectives.from_main(found)
+        return collectives.from_main(newest_of(wanted) if source == "auto" else Path(source))
 
-    def load(self, found: Path, *, mine: bool) -> dict[str, Any]:
+    def load(self, found: Path, *, named: bool, mine: bool) -> dict[str, Any]:
         """Put a checkpoint into what is tracked; every process calls it.
 
         Args:
             found: the checkpoint.
+            named: it is the one to load; else the newest whole one beside it.
             mine: it lies in the run's own folder, which is locked by now.
 
         Returns:
             The counters that were saved with it.
         """
-        if mine and collectives.rank() == 0:
-            checkpoint.mend(found)
-        collectives.barrier()
-        checkpoint.check_vstar(found, self.vstar)
-        counters = checkpoint.load(found, self.need("run.resume"))
-        if self.prompts is not None and counters["prompts"] is not None:
+        tracked = self.need("run.resume")
+        found, counters = checkpoint.choose(found, named=named, mine=mine)
+        checkpoint.check_vstar(found, counters, self.vstar)
+        checkpoint.load(found, tracked, counters)
+        if self.prompts is not None and counters.get("prompts") is not None:
             self.prompts.load_state_dict(counters["prompts"])
         return counters
+
+
+def newest_of(wanted: Path) -> Path | None:
+    """The newest checkpoint of a run's folder, or of the last of those with a number that has one; whole or not.
+
+    A run that died before its first checkpoint left a folder in which there is none.
+    """
+    known = (newest(folder / "ckpt") for folder in numbered_folders(wanted))
+    return next((path for path in known if path is not None), None)
 
 
 def cut_back(folder: Path, steps: int) -> None:

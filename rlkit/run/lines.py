@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from rlkit.files import regular
+
 
 class Lines:
     """A JSON-lines file that another process may be writing: each `read` gives the lines that are new.
@@ -36,7 +38,7 @@ class Lines:
         the file by one without the lines after its checkpoint.
         """
         try:
-            handle = open(self.file, "rb")
+            handle = open(self.file, "rb", opener=regular)
         except FileNotFoundError:
             if self._offset:
                 self._begin()
@@ -85,9 +87,10 @@ def read_lines(file: Path) -> list[dict[str, Any]]:
 
 
 def read_json(file: Path) -> dict[str, Any] | None:
-    """What a JSON file holds; None if it is missing, torn or no object."""
+    """What a JSON file holds; None if it is missing, torn, no object or not a regular file."""
     try:
-        values = json.loads(file.read_bytes())
+        with open(file, "rb", opener=regular) as handle:
+            values = json.loads(handle.read())
     except (OSError, ValueError, RecursionError):
         return None
     return values if isinstance(values, dict) else None

@@ -65,7 +65,7 @@ class Loop:
         except BaseException:  # also a GeneratorExit: the loop was left by break or by an error
             if run.stopped is None:
                 run.stopped = "left"
-                with contextlib.suppress(FileNotFoundError):  # the folder is gone: what is raised says so
+                with contextlib.suppress(OSError):  # folder gone, disk full: what is raised says so
                     self._save_state()
             raise
         finally:
@@ -94,7 +94,7 @@ class Loop:
                 yield run.step, batch
             except GeneratorExit:
                 run.stopped = "left"
-                with contextlib.suppress(FileNotFoundError):  # likewise
+                with contextlib.suppress(OSError):  # likewise
                     if run._logged_step == run.step:  # all of the step was done
                         self._finish_step()
                     elif position is not None:  # the step will be repeated, with its own prompts

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlkit import collectives
+from rlkit.files import regular, written_whole
 from rlkit.run.rows import Rows, rows_of, table_of
 
 if TYPE_CHECKING:
@@ -62,8 +63,8 @@ def read_part(file: Path, columns: Sequence[str] | None = None) -> "pd.DataFrame
     """
     import pyarrow.parquet as pq
 
-    with open(file, "rb") as handle:
-        found = pq.ParquetFile(handle)
+    with open(file, "rb", opener=regular) as handle:
+        found = pq.ParquetFile(handle, page_checksum_verification=True)
         wanted = None if columns is None else [name for name in columns if name in found.schema_arrow.names]
         return found.read(columns=wanted).to_pandas()
 
@@ -74,13 +75,10 @@ def write_part(run: Path, step: int, table: "pa.Table") -> Path:
 
     file = part_of(run, step)
     file.parent.mkdir(exist_ok=True)
-    partial = file.with_name(file.name + ".partial")
     repeated = [name for name in REPEATED if name.partition(".")[0] in table.column_names]
-    try:
-        pq.write_table(table, partial, compression="snappy", write_statistics=False, use_dictionary=repeated)
-        os.replace(partial, file)
-    finally:
-        partial.unlink(missing_ok=True)  # what a full disk left
+    with written_whole(file) as partial:
+        options = {"compression": "snappy", "write_statistics": False, "write_page_checksum": True}
+        pq.write_table(table, partial, use_dictionary=repeated, **options)
     return file
 
 

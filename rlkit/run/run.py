@@ -206,6 +206,9 @@ class Run:
 
         Raises:
             RuntimeError: nothing is tracked.
+            OSError: it cannot be written, such as on a full disk. What was written of it is removed; earlier
+                checkpoints stay.
+            TypeError: optimizer or scheduler hold something other than plain data.
         """
         counters = {
             "step": self.step + 1 if self._logged_step == self.step else self.step,
@@ -223,17 +226,17 @@ class Run:
         are done again, with the same result: numbers of `knobs` that were changed there are changed again.
 
         Args:
-            source: "auto" takes the newest checkpoint of the run's folder (of `x-2` before `x`, if a number was added),
-                or starts anew if there is none; "none" starts anew; a path names a checkpoint
-                (`runs/x/ckpt/step-000100`) to go on from in this run's folder.
+            source: "auto" takes the newest whole checkpoint of the run's folder (of `x-2` before `x`, if a number was
+                added) and says which damaged ones it passed over; it starts a new run if there is none. "none" starts a
+                new run; a path names a checkpoint (`runs/x/ckpt/step-000100`) to go on from in this run's folder.
 
         Returns:
             The number of steps done.
 
         Raises:
             RuntimeError: nothing is tracked, the run has begun, another process works on the folder, or the checkpoint
-                belongs to another model or another table of V*.
-            FileNotFoundError: the named checkpoint is not whole.
+                is damaged (the error names the file), or belongs to another model, optimizer or table of V*.
+            FileNotFoundError: the checkpoint is not whole; the error names the file that is missing.
         """
         self._keeper.need("run.resume")
         if self._logged_step is not None or self.step:
@@ -248,9 +251,15 @@ class Run:
         found = self._keeper.find(self.wanted, source)
         if found is None:
             return 0
-        mine = self._home.go_on_in(found.parent.parent, wanted=source == "auto")
-        counters = self._keeper.load(found, mine=mine)
-        for note in self._numbers.restore(counters.get("numbers", {})):
+        named = source != "auto"
+        mine = self._home.go_on_in(found.parent.parent, wanted=not named)
+        if not named and not mine:
+            raise RuntimeError(
+                f"run.resume: this run writes into {self.path} already, and the newest checkpoint is {found}. Call "
+                "resume right after track, before anything is logged or run.path is asked for."
+            )
+        counters = self._keeper.load(found, named=named, mine=mine)
+        for note in self._numbers.restore(counters.get("numbers") or {}):
             self._say(note)
         self.step, self._logged_step = counters["step"], counters["logged_step"]
         self._counters = Counters(counters["tokens"], counters["reward_calls"])

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from rlkit.files import written_whole
 from rlkit.run.reader import RunReader
 from rlkit.text import as_html, visible
 from rlkit.view.charts import Charts
@@ -108,9 +109,8 @@ def write_report(
     if file.is_dir():
         raise ValueError(f"write_report: {file} is a folder; name the file, such as {file / 'report.html'}.")
     file.parent.mkdir(parents=True, exist_ok=True)
-    partial = file.with_name(file.name + ".partial")
-    partial.write_text(page, encoding="utf-8")
-    os.replace(partial, file)
+    with written_whole(file) as partial:
+        partial.write_text(page, encoding="utf-8")
     return file
 
 

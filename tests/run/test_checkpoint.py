@@ -4,6 +4,8 @@ The same across processes, strategies and kills: tests/torchrun/test_lifecycle.p
 matter for it alone: beartype, which checks the types here, draws from them.
 """
 
+import random
+
 import numpy as np
 import pytest
 import torch
@@ -12,6 +14,7 @@ from builders import assert_identical, make_rollout, make_scores, snapshot, tiny
 import rlkit as rl
 from rlkit.run import checkpoint
 from rlkit.run.folder import unlock
+from rlkit.run.manifest import newest
 
 ROWS = [{"prompt": f"{a}+{b}="} for a in range(4) for b in range(3)]
 STEPS, HALF = 4, 2
@@ -81,6 +84,42 @@ def test_a_checkpoint_of_the_loop_s_own_holds_the_step_that_was_logged(whole, tm
     assert_identical(train(tmp_path / "run", STEPS, resume="auto"), whole)
 
 
+@pytest.fixture
+def random_states():
+    """The four generators by name: how a state is read, and how the generator moves on."""
+    before = checkpoint.random_state()
+    yield {
+        "python": (random.getstate, random.random),
+        "numpy": (np.random.get_state, np.random.rand),
+        "numpy, between two normals": (np.random.get_state, np.random.randn),
+        "torch": (torch.get_rng_state, lambda: torch.rand(())),
+        "cuda": (torch.cuda.get_rng_state_all, lambda: torch.rand((), device="cuda")),
+    }
+    checkpoint.set_random_state(before)
+
+
+@pytest.mark.parametrize("name", ["python", "numpy", "numpy, between two normals", "torch", "cuda"])
+def test_each_random_state_comes_back(tmp_path, random_states, name):
+    """Through a file, as a checkpoint has it. (beartype draws from Python's when it checks what has been returned.)"""
+    if name == "cuda" and not torch.cuda.is_available():
+        pytest.skip("needs a GPU")
+    read, draw = random_states[name]
+    draw()
+    expected = plain(read())
+    torch.save(checkpoint.random_state(), tmp_path / "rng-0.pt")
+    draw()
+    assert plain(read()) != expected
+    checkpoint._load_random_state(tmp_path / "rng-0.pt")
+    found = plain(read())
+    assert found == expected
+
+
+def plain(state):
+    if isinstance(state, (tuple, list)):
+        return [plain(part) for part in state]
+    return state.tolist() if hasattr(state, "tolist") else state
+
+
 def made_at(path, steps):
     train(path, steps)
     return path / "ckpt" / f"step-{steps:06d}"
@@ -134,7 +173,7 @@ def test_the_newest_and_the_best_stay(tmp_path, tracked, scores, kept):
     assert sorted(int(path.name.removeprefix("step-")) for path in folder.glob("step-*")) == kept
     best = max((score, step) for step, score in enumerate(scores) if score is not None)[1] + 1
     assert (folder / "best").read_text().split() == [f"step-{best:06d}"]
-    assert checkpoint.newest(folder) == folder / "step-000004"
+    assert newest(folder) == folder / "step-000004"
 
 
 def test_half_a_checkpoint_is_named(tmp_path, tracked):

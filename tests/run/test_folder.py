@@ -15,9 +15,9 @@ import torch
 
 import rlkit as rl
 from rlkit.rank_log import MOST_CHARACTERS, RankLog
-from rlkit.run import checkpoint
 from rlkit.run import folder as folder_module
 from rlkit.run.folder import lives, lock, unlock
+from rlkit.run.manifest import newest
 
 ROOT = str(Path(__file__).parents[2])
 CLAIM = """
@@ -164,7 +164,7 @@ def test_resume_touches_nothing_in_a_folder_that_someone_works_on(tmp_path, poli
         newcomer.resume()
     assert not (folder / "step-000002").exists()
     (run.path / "lock").unlink()
-    assert newcomer.resume() == 2 and checkpoint.newest(folder).exists()
+    assert newcomer.resume() == 2 and newest(folder).exists()
 
 
 def test_what_another_rank_prints_waits_for_the_run_and_goes_into_its_folder(tmp_path):

@@ -3,11 +3,15 @@
 python lifecycle_worker.py OUT first     to the end without a break; half of it; ended by signals
 python lifecycle_worker.py OUT killed    kill -9 in the middle of a save
 python lifecycle_worker.py OUT second    a new process takes them all up
+python lifecycle_worker.py OUT damaged   damaged checkpoints are passed over
+python lifecycle_worker.py OUT full      a disk that is full on one process
 """
 
 import hashlib
+import json
 import os
 import random
+import resource
 import signal
 import sys
 from collections.abc import Callable
@@ -20,7 +24,7 @@ from parts import ROWS, liked, make_policy, whole_optimizer, whole_parameters, w
 
 import rlkit as rl
 from rlkit import collectives
-from rlkit.run import checkpoint
+from rlkit.run import checkpoint, manifest
 
 STEPS, HALF = 4, 2
 TORN = '{"step": 3, "rewa'  # what a killed process may leave at the end of a log
@@ -164,6 +168,56 @@ def second(folder: Path) -> None:
             train(folder / name, STEPS, resume="auto")
 
 
+def damaged(folder: Path) -> None:
+    """A file that one of the processes wrote is damaged; one process finds it, and all go on from the one before."""
+    for name in ("flipped", "cut", "forged"):
+        if collectives.rank() == 0:
+            newest = folder / name / "ckpt" / "step-000005"
+            if name == "flipped":
+                file = max(newest.glob("*.distcp"))  # of the last rank
+                data = bytearray(file.read_bytes())
+                data[-9] ^= 0x40
+                file.write_bytes(data)
+            elif name == "cut":
+                file = max(newest.glob("rng-*.pt"))
+                file.write_bytes(file.read_bytes()[:500])
+            else:
+                forge(newest, folder / "executed")
+        collectives.barrier()
+        train(folder / name, 5, resume="auto")
+
+
+def forge(checkpoint: Path, file: Path) -> None:
+    """An index that runs a command, with the checksums that belong to it."""
+    counters = json.loads((checkpoint / "run.json").read_text(encoding="utf-8"))
+    (checkpoint / ".metadata").write_bytes(b"cos\nsystem\n(S'touch " + str(file).encode() + b"'\ntR.")
+    counters["files"][".metadata"] = manifest._checksum(checkpoint / ".metadata")
+    counters.pop("sha256")
+    (checkpoint / "run.json").write_text(json.dumps(manifest.sealed(counters)), encoding="utf-8")
+
+
+def full(folder: Path) -> None:
+    """The disk of the last process is full."""
+    run = train(folder / "full", HALF)
+    free = resource.getrlimit(resource.RLIMIT_FSIZE)
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    if collectives.rank() == collectives.size() - 1:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, free[1]))
+    said = ""
+    try:
+        run.save()
+    except OSError as error:
+        said = str(error)
+    resource.setrlimit(resource.RLIMIT_FSIZE, free)
+    collectives.barrier()
+    left = sorted(path.name for path in (folder / "full" / "ckpt").iterdir())
+    collectives.barrier()
+    again = run.save().name
+    write(folder, "full-said", {"said": said, "left": left, "again": again})
+
+
 if __name__ == "__main__":
     rl.setup(seed=1)
-    {"first": first, "killed": killed, "second": second}[sys.argv[2]](Path(sys.argv[1]))
+    {"first": first, "killed": killed, "second": second, "damaged": damaged, "full": full}[sys.argv[2]](
+        Path(sys.argv[1])
+    )

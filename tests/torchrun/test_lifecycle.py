@@ -12,8 +12,8 @@ from comparing import WEIGHTS, assert_close
 from lifecycle_worker import HALF, STEPS, TORN, train
 
 from rlkit.run import folder
-from rlkit.run.checkpoint import newest
 from rlkit.run.lines import read_lines
+from rlkit.run.manifest import newest
 
 pytestmark = pytest.mark.torchrun
 
@@ -162,6 +162,30 @@ def test_the_newest_and_the_best_are_kept(life):
     assert (folder / "best").read_text() == "step-000002\n" and (folder / "latest").read_text() == "step-000005\n"
     assert newest(folder).name == "step-000005"
     assert json.loads((folder / "step-000002" / "run.json").read_text())["score"] == 0.0
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
+def test_damage_that_one_process_finds_is_known_to_all(launcher, tmp_path, strategy):
+    kept = launcher("lifecycle_worker.py", "first", ranks=2, strategy=strategy).folder / "kept"
+    for name in ("flipped", "cut", "forged"):
+        shutil.copytree(kept, tmp_path / name)
+    sums = json.loads((kept / "ckpt" / "step-000005" / "run.json").read_text())["files"]
+    assert {"__0_0.distcp", "__1_0.distcp", ".metadata", "rng-0.pt", "rng-1.pt"} <= sums.keys()
+    found = launcher("lifecycle_worker.py", "damaged", ranks=2, strategy=strategy, folder=tmp_path)
+    (expected,) = {rank["version"] for rank in found.check("cut-resumed")}
+    for name, said in (("flipped", "__1_0.distcp differ"), ("cut", "rng-1.pt has 500 bytes"), ("forged", "os.system")):
+        for rank in found.check(f"{name}-resumed"):
+            assert (rank["resumed_at"], rank["step"], rank["version"]) == (4, 5, expected)
+        assert said in found.stdout
+    assert not (tmp_path / "executed").exists() and found.code == 0
+
+
+@pytest.mark.parametrize("strategy", PROCESSES)
+def test_a_disk_that_is_full_for_one_process(launcher, strategy):
+    found = launcher("lifecycle_worker.py", "full", ranks=PROCESSES[strategy], strategy=strategy)
+    for rank in found.check("full-said"):
+        assert "step-000002 could not be written" in rank["said"] and "Traceback" not in rank["said"]
+        assert rank["left"] == ["latest", "step-000002"] and rank["again"] == "step-000002"
 
 
 @pytest.fixture

@@ -1,0 +1,192 @@
+"""Which checkpoints are whole: run.json holds size and SHA-256 of every other file, and a checksum of itself.
+
+They find damage (a torn copy, flipped bits, a file of another checkpoint), not malice: who can change a file can change
+its checksum. What a malicious file could do is the matter of storage.py.
+"""
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from rlkit import collectives
+from rlkit.files import regular
+from rlkit.run.lines import read_json
+
+T = TypeVar("T")
+FILE = "run.json"
+BLOCK = 1 << 20
+NEEDED: dict[str, tuple[type, ...]] = {
+    "step": (int,),
+    "logged_step": (int, type(None)),
+    "tokens": (int,),
+    "reward_calls": (int,),
+    "version": (int,),
+    "processes": (int,),
+    "numbers": (dict, type(None)),
+}
+_NAME = re.compile(r"step-\d+", re.ASCII)
+_OWNER = re.compile(r"(?:__|rng-|zero_pp_rank_)(\d+)", re.ASCII)
+
+
+def together(work: Callable[[], T]) -> list[T]:
+    """Do something on every process; each gets all the results, and what failed on one is raised by all."""
+    result: Any = None
+    fault: Exception | None = None
+    try:
+        result = work()
+    except Exception as error:
+        fault = error
+    if not collectives.is_many():
+        if fault is not None:
+            raise fault
+        return [result]
+    # Some exceptions cannot be pickled, so the others hear of its text.
+    told = fault and (isinstance(fault, FileNotFoundError), f"{type(fault).__name__}: {fault}")
+    answers = collectives.gather((result, told))
+    if fault is not None:
+        raise fault
+    for number, (_, other) in enumerate(answers):
+        if other:
+            raise (FileNotFoundError if other[0] else RuntimeError)(f"on rank {number}: {other[1]}")
+    return [value for value, _ in answers]
+
+
+def checksums(folder: Path) -> dict[str, list[Any]]:
+    """[size, SHA-256] of every file of a checkpoint by name; every process calls it and reads what it wrote itself."""
+
+    def names() -> list[str]:
+        files = folder.rglob("*") if collectives.rank() == 0 else ()
+        return sorted(file.relative_to(folder).as_posix() for file in files if file.is_file())
+
+    found = together(names)[0]
+    parts = together(lambda: {n: _checksum(folder / n) for n in found if _owner(n) == collectives.rank()})
+    return {name: sums for part in parts for name, sums in part.items()}
+
+
+def sealed(counters: Mapping[str, Any]) -> dict[str, Any]:
+    """The contents of run.json with a checksum of them."""
+    plain = json.loads(json.dumps(counters, default=str))
+    return plain | {"sha256": _digest(plain)}
+
+
+def read_counters(checkpoint: Path) -> dict[str, Any]:
+    """What run.json holds.
+
+    Raises:
+        FileNotFoundError: it is missing, so the checkpoint was never whole.
+        RuntimeError: it is damaged.
+    """
+    file = checkpoint / FILE
+    if not file.exists():
+        raise FileNotFoundError(f"run.resume: {checkpoint} is no whole checkpoint ({FILE} is missing).")
+    counters = read_json(file)
+    if counters is None:
+        raise damaged(checkpoint, f"{FILE} cannot be read as JSON")
+    if ("files" in counters or "sha256" in counters) and counters.pop("sha256", None) != _digest(counters):
+        raise damaged(checkpoint, f"the contents of {FILE} differ from their checksum")
+    for name, kinds in NEEDED.items():
+        value = counters.get(name)
+        if type(value) not in kinds or (type(value) is int and not 0 <= value < 2**53):
+            raise damaged(checkpoint, f"{FILE} has {name}={value!r}")
+    return counters
+
+
+def verify(checkpoint: Path, counters: Mapping[str, Any]) -> None:
+    """Compare the files of a checkpoint with its checksums; every process calls it and reads its share.
+
+    Raises:
+        FileNotFoundError: a file is missing.
+        RuntimeError: a file is damaged; the error names it.
+    """
+
+    def check() -> None:
+        mine = list(counters["files"].items())[collectives.rank() :: collectives.size()]
+        for name, (size, _) in mine:  # first what costs nothing
+            if not (checkpoint / name).exists():
+                raise FileNotFoundError(f"run.resume: {checkpoint} is no whole checkpoint ({name} is missing).")
+            if (found := (checkpoint / name).stat().st_size) != size:
+                raise damaged(checkpoint, f"{name} has {found} bytes, {size} were saved")
+        for name, sums in mine:
+            try:
+                found = _checksum(checkpoint / name)
+            except OSError as error:
+                raise damaged(checkpoint, f"{name} cannot be read ({error.strerror})") from error
+            if found != sums:
+                raise damaged(checkpoint, f"the contents of {name} differ from their checksum")
+
+    if "files" in counters:
+        together(check)
+    elif collectives.rank() == 0:
+        print(f"rlkit: {checkpoint} was saved without checksums; damage inside its files would not be noticed")
+
+
+def damaged(checkpoint: Path, what: str) -> RuntimeError:
+    """The error for a checkpoint with a file that is not what was saved."""
+    return RuntimeError(f"run.resume: {checkpoint} is damaged: {what}.")
+
+
+def candidates(folder: Path) -> list[Path]:
+    """The checkpoints of a `ckpt` folder in the order in which to try them, whole or not.
+
+    First the one in `latest`. Later ones may be of a past that the run went back from, so they come last.
+    """
+    found = {path.name.removesuffix(".partial").removesuffix(".old") for path in folder.glob("step-*") if _begun(path)}
+    numbers = {name: int(name.removeprefix("step-")) for name in found if _NAME.fullmatch(name)}
+    latest = pointed(folder, "latest")
+    last = max(numbers.values(), default=0)
+    if latest is not None:
+        last = numbers[latest] = int(latest.removeprefix("step-"))
+    return [folder / name for name in sorted(numbers, key=lambda name: (numbers[name] > last, -numbers[name]))]
+
+
+def newest(folder: Path) -> Path | None:
+    """The newest checkpoint of a `ckpt` folder by name, or None. Only looks."""
+    return next(iter(candidates(folder)), None)
+
+
+def pointed(folder: Path, name: str) -> str | None:
+    """The checkpoint that `latest` or `best` names; None if there is no such file, or nonsense in it."""
+    try:
+        with open(folder / name, encoding="utf-8", opener=regular) as file:
+            text = file.read(100).strip()
+    except (OSError, ValueError):
+        return None
+    return text if _NAME.fullmatch(text) else None
+
+
+def mend(found: Path) -> None:
+    """Give a checkpoint its name back, by the main process of the run that holds the folder's lock.
+
+    A process that was killed while it wrote a checkpoint of that name again left the new one, the old one, or both.
+    """
+    for other in (found.with_name(f"{found.name}.partial"), found.with_name(f"{found.name}.old.partial")):
+        if not found.exists() and (other / FILE).exists():
+            os.replace(other, found)
+
+
+def _begun(path: Path) -> bool:
+    return path.is_dir() and (path.suffix != ".partial" or (path / FILE).exists())
+
+
+def _owner(name: str) -> int:
+    """The process that wrote a file; the main one if the name does not say."""
+    found = _OWNER.match(name.rpartition("/")[2])
+    number = int(found[1]) if found else 0
+    return number if number < collectives.size() else 0
+
+
+def _checksum(file: Path) -> list[Any]:
+    found, size = hashlib.sha256(), 0
+    with open(file, "rb", opener=regular) as handle:
+        while block := handle.read(BLOCK):
+            found.update(block)
+            size += len(block)
+    return [size, found.hexdigest()]
+
+
+def _digest(counters: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(counters, sort_keys=True).encode()).hexdigest()
