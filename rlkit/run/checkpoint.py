@@ -40,6 +40,7 @@ from rlkit.run.manifest import (
     verify,
 )
 from rlkit.run.random_state import random_state, set_random_state
+from rlkit.text import say
 
 if TYPE_CHECKING:
     from rlkit.policy import Policy
@@ -218,7 +219,7 @@ def choose(found: Path, *, named: bool, mine: bool) -> tuple[Path, dict[str, Any
             hint = f"The newest whole checkpoint beside it: run.resume({str(checkpoint)!r})."
             raise type(fault)(f"{fault} {hint}") from None
         if collectives.rank() == 0:
-            print(f"rlkit: {str(fault).removeprefix('run.resume: ')} Going on from {checkpoint.name} instead.")
+            say(f"rlkit: {str(fault).removeprefix('run.resume: ')} Going on from {checkpoint.name} instead.")
         return checkpoint, counters
     assert fault is not None  # at least `found` was tried
     raise type(fault)(

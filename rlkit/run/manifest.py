@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from rlkit import collectives
 from rlkit.files import regular
 from rlkit.run.lines import read_json
+from rlkit.text import say
 
 T = TypeVar("T")
 FILE = "run.json"
@@ -121,7 +122,7 @@ def verify(checkpoint: Path, counters: Mapping[str, Any]) -> None:
     if "files" in counters:
         together(check)
     elif collectives.rank() == 0:
-        print(f"rlkit: {checkpoint} was saved without checksums; damage inside its files would not be noticed")
+        say(f"rlkit: {checkpoint} was saved without checksums; damage inside its files would not be noticed")
 
 
 def damaged(checkpoint: Path, what: str) -> RuntimeError:
