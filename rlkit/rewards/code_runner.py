@@ -86,28 +86,34 @@ def returns(case, names):
 
 def prints(case, code):
     """Whether a program that reads the input writes the expected output."""
-    with open("stdin", "w+b") as given, open("stdout", "w+b") as got:
+    with open("stdin", "w+b") as given, open("stdout", "w+b") as got, open(os.devnull, "r+b") as nothing:
         os.unlink("stdin"), os.unlink("stdout")
         given.write(case["stdin"].encode("utf-8", "surrogatepass"))
         given.seek(0)
         os.dup2(given.fileno(), 0)
         os.dup2(got.fileno(), 1)
-        sys.stdin, sys.stdout = open(0, encoding="utf-8", closefd=False), open(1, "w", encoding="utf-8", closefd=False)
-        standard = sys.stdin, sys.stdout
-        others = set(threading.enumerate())
+        sys.stdin = open(0, encoding="utf-8", closefd=False)
+        sys.stdout = standard = open(1, "w", encoding="utf-8", closefd=False)
+        names, others = module("__main__"), set(threading.enumerate())
         try:
-            exec(code, module("__main__"))
-            ended = True
-        except SystemExit as error:
-            ended = error.code in (None, 0)
-        for thread in set(threading.enumerate()) - others:
-            if not thread.daemon:
-                thread.join()
-        atexit._run_exitfuncs()
-        for stream in {*standard, sys.stdout}:
-            stream.flush()
-        got.seek(0)
-        return ended and same_output(got.read().decode("utf-8", "replace"), case["stdout"])
+            try:
+                exec(code, names)
+                ended = True
+            except SystemExit as error:
+                ended = error.code in (None, 0)
+            for thread in set(threading.enumerate()) - others:
+                if not thread.daemon:
+                    thread.join()
+            atexit._run_exitfuncs()
+            for stream in (sys.stdout, standard):
+                if not stream.closed:
+                    stream.flush()
+            got.seek(0)
+            return ended and same_output(got.read().decode("utf-8", "replace"), case["stdout"])
+        finally:
+            names.clear()  # closes what the program has opened, `open(0)` too, before the next one gets its input
+            for number in (0, 1, 2):
+                os.dup2(nothing.fileno(), number)
 
 
 def same_output(found, wanted):
