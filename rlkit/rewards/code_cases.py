@@ -59,8 +59,9 @@ def cases_of(tests: Any, *, entry: str | None = None, setup: str = "") -> tuple[
     if isinstance(tests, Mapping):
         tests = [tests]
     items = [item for item in ([tests] if isinstance(tests, str) else tests or []) if item is not None]
-    if items and all(isinstance(item, Mapping) for item in items):
-        return setup, [case for item in items for case in _pairs(item, entry)]
+    pairs = [item for item in items if isinstance(item, Mapping)]
+    if items and len(pairs) == len(items):
+        return setup, [case for item in pairs for case in _pairs(item, entry)]
     if not all(isinstance(item, str) for item in items):
         raise TypeError(f"expected tests as one text or a list of texts, got {tests!r:.80}. {ADVICE}")
     sources = tuple(item for item in items if item.strip())

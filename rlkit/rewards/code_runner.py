@@ -10,11 +10,6 @@ import sys
 import threading
 import time
 
-sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-import sandbox
-
-del sys.path[0]
-
 # A second layer under `sandbox`, with readable errors; where that is missing the only one. A hook cannot be removed.
 REFUSED = (
     "socket.connect",
@@ -87,7 +82,8 @@ def returns(case, names):
 def prints(case, code):
     """Whether a program that reads the input writes the expected output."""
     with open("stdin", "w+b") as given, open("stdout", "w+b") as got, open(os.devnull, "r+b") as nothing:
-        os.unlink("stdin"), os.unlink("stdout")
+        os.unlink("stdin")
+        os.unlink("stdout")
         given.write(case["stdin"].encode("utf-8", "surrogatepass"))
         given.seek(0)
         os.dup2(given.fileno(), 0)
@@ -164,6 +160,10 @@ def main():
     for number in (0, 1, 2):
         os.dup2(nothing, number)
     limit(job)
+    sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))  # `-I` leaves it out
+    import sandbox  # type: ignore[import-not-found]
+
+    del sys.path[0]
     missing = sandbox.confine(bytes.fromhex(job["filter"]))
     os.write(report, STARTED + json.dumps(missing).encode() + b"\n")
     end_after(job["seconds"])

@@ -18,11 +18,11 @@ import functools
 import os
 import sys
 
-READABLE = (sys.prefix, sys.exec_prefix, sys.base_prefix, sys.base_exec_prefix, "/usr", "/lib", "/lib64")
-READABLE += ("/nix/store", "/gnu/store", "/sys/devices/system/cpu", "/proc/cpuinfo", "/proc/meminfo", "/proc/stat")
-READABLE += tuple(f"/etc/{name}" for name in ("passwd", "group", "hosts", "nsswitch.conf", "localtime", "timezone"))
-READABLE += tuple(f"/etc/{name}" for name in ("ld.so.cache", "mime.types", "os-release", "locale.alias"))
-READABLE += ("/dev/urandom", "/dev/random", "/dev/zero")
+READABLE = [sys.prefix, sys.exec_prefix, sys.base_prefix, sys.base_exec_prefix, "/usr", "/lib", "/lib64"]
+READABLE += ["/nix/store", "/gnu/store", "/sys/devices/system/cpu", "/proc/cpuinfo", "/proc/meminfo", "/proc/stat"]
+READABLE += [f"/etc/{name}" for name in ("passwd", "group", "hosts", "nsswitch.conf", "localtime", "timezone")]
+READABLE += [f"/etc/{name}" for name in ("ld.so.cache", "mime.types", "os-release", "locale.alias")]
+READABLE += ["/dev/urandom", "/dev/random", "/dev/zero"]
 
 # linux/landlock.h. Rights of the first version are bits 0 to 12, then REFER (2), TRUNCATE (3), IOCTL_DEV (5).
 EXECUTE, WRITE_FILE, READ_FILE, READ_DIR, TRUNCATE = 1 << 0, 1 << 1, 1 << 2, 1 << 3, 1 << 14

@@ -1,3 +1,4 @@
+# ruff: noqa: E501 - a form of tests a line reads as a table
 """Tests of a row: every form pays 1 to right code and 0 to wrong code, or says up front that it checks nothing."""
 
 import json
@@ -32,7 +33,7 @@ FORMS = {
     ),
     "a helper": ({"tests": f"def helper():\n    {ASSERT}\nhelper()"}, RIGHT, WRONG),
     "test functions": ({"tests": f"def test_a():\n    {ASSERT}\ndef test_b(n=3):\n    assert solve(n) == 6"}, RIGHT, WRONG),
-    "test functions that import": ({"tests": f"from solution import solve as s\ndef test():\n    assert s(2) == 4"}, RIGHT, WRONG),
+    "test functions that import": ({"tests": "from solution import solve as s\ndef test():\n    assert s(2) == 4"}, RIGHT, WRONG),
     "an async test function": ({"tests": "async def test_a():\n    assert await solve(2) == 4"}, f"async {RIGHT}", f"async {WRONG}"),
     "a class of tests": ({"tests": "class TestIt:\n    def test_a(self):\n        assert solve(2) == 4"}, RIGHT, WRONG),
     "unittest": (

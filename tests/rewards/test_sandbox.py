@@ -1,3 +1,4 @@
+# ruff: noqa: E501 - an attack a line reads as a table
 """What a completion's code must not be able to do, tried: each attack is run, and what it was after is looked at."""
 
 import os
