@@ -168,8 +168,11 @@ def _call(node: ast.stmt, entry: str | None) -> str:
     """The call of a test that is only defined; nothing for what is no test, or asks for more."""
     if isinstance(node, ast.ClassDef):
         if not any(_dotted(base).endswith("TestCase") for base in node.bases):
-            tests = [one for one in node.body if isinstance(one, ast.FunctionDef) and one.name.startswith("test")]
-            return "\n".join(f"{node.name}().{one.name}()" for one in tests if _needed(one) == 1)
+            methods = [one for one in node.body if isinstance(one, ast.FunctionDef)]
+            plain = [one.name for one in methods if _needed(one) <= 1]
+            tests = [one for one in methods if one.name.startswith("test")]
+            setup = "".join(f"_t.{name}()\n" for name in ("setup_method", "setup") if name in plain)
+            return "\n".join(f"_t = {node.name}()\n{setup}_t.{one.name}()" for one in tests if _needed(one) <= 1)
         suite = f"unittest.defaultTestLoader.loadTestsFromTestCase({node.name})"
         return f"import unittest\nassert {suite}.run(_r := unittest.TestResult()) and _r.wasSuccessful()"
     assert isinstance(node, _FUNCTIONS)
@@ -218,6 +221,8 @@ def _inner(node: ast.AST) -> Iterable[ast.AST]:
         return node.orelse
     if isinstance(node, ast.Try) and _swallows(node):
         return [*node.handlers, *node.orelse, *node.finalbody]
+    if isinstance(node, ast.With) and any("suppress" in _called(item.context_expr) for item in node.items):
+        return []
     return ast.iter_child_nodes(node)
 
 
@@ -253,6 +258,8 @@ def _everything(node: ast.AST) -> list[ast.stmt]:
 
 def _swallows(node: ast.Try) -> bool:
     """Whether a failed assert of the body is caught, and goes unnoticed."""
+    if any(isinstance(one, (ast.Return, ast.Break, ast.Continue)) for one in node.finalbody):
+        return True
     return any(
         not _ends(handler) and (handler.type is None or any(name in ast.unparse(handler.type) for name in _CATCHES_ALL))
         for handler in node.handlers
@@ -283,8 +290,7 @@ class _Marker(ast.NodeTransformer):
 
     def _checks(self, node: ast.stmt) -> bool:
         if isinstance(node, ast.Assert):
-            always = isinstance(node.test, ast.Constant) and node.test.value
-            return not always and not (isinstance(node.test, ast.Tuple) and node.test.elts)
+            return not _always_true(node.test)
         if isinstance(node, (ast.If, ast.Try, ast.Match)):
             return _ends(node)
         if isinstance(node, (ast.With, ast.AsyncWith)):
@@ -296,6 +302,21 @@ class _Marker(ast.NodeTransformer):
         """A call of something imported whose name says that it checks."""
         name = _called(node)
         return name.split(".")[0] in self.imported and _CHECKING.search(name) is not None
+
+
+def _always_true(node: ast.expr) -> bool:
+    """Whether what is asserted cannot be false, whatever the code does: `(solve(2) == 4, "wrong")`, `... or True`."""
+    if isinstance(node, ast.BoolOp):
+        return (any if isinstance(node.op, ast.Or) else all)(map(_always_true, node.values))
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not) and isinstance(node.operand, ast.Constant):
+        return not node.operand.value
+    if isinstance(node, ast.JoinedStr):
+        return any(isinstance(part, ast.Constant) for part in node.values)
+    if isinstance(node, (ast.Tuple, ast.List, ast.Set)):
+        return bool(node.elts)
+    if isinstance(node, ast.Constant):
+        return bool(node.value)
+    return isinstance(node, (ast.Lambda, ast.GeneratorExp)) or (isinstance(node, ast.Dict) and bool(node.keys))
 
 
 def _mark() -> ast.stmt:

@@ -62,11 +62,12 @@ def module(name):
 
 
 def passes(source, names):
-    """Whether a test ends without an error, and has checked something on its way."""
-    checks = []
+    """Whether a test ends without an error, in its threads too; None where it has checked nothing on its way."""
+    checks, failed = [], []
     names[CHECKED] = lambda: checks.append(True)
+    threading.excepthook = failed.append
     exec(compile(source, "<test>", "exec"), names)
-    return bool(checks)
+    return None if not checks else not failed
 
 
 def returns(case, names):

@@ -35,7 +35,7 @@ from rlkit.prompts.rows import any_rows
 from rlkit.record import Prompt
 from rlkit.rewards.answers import code_of, completion_text
 from rlkit.rewards.code_cases import cases_of
-from rlkit.rewards.code_runner import STARTED
+from rlkit.rewards.code_runner import CHECKED, STARTED
 from rlkit.rewards.sandbox import system_calls
 
 logger = logging.getLogger(__name__)
@@ -180,6 +180,9 @@ class PythonTests:
         if not text.startswith(token):
             return [False] * len(job["tests"])
         passed = json.loads(text.removeprefix(token))
+        for test, one in zip(job["tests"], passed, strict=True):
+            if one is None:
+                _warn_of_nothing_checked(test["source"])
         return [bool(one) for one in passed]
 
 
@@ -239,6 +242,13 @@ def _used(folder: str) -> int:
     """KiB of the files in a folder, however deep."""
     said = subprocess.run(["du", "-sk", folder], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=False).stdout
     return int(said.split()[0]) if said else 0
+
+
+@functools.lru_cache(maxsize=1024)
+def _warn_of_nothing_checked(test: str) -> None:
+    """Say once for a test; the code may be the reason (`for x in solve(): assert ...`), or the test."""
+    shown = re.sub(rf" *{CHECKED}\(\)\n", "", test)
+    logger.warning("python_tests: a test ended before any of its checks, which pays 0: %r", shown[:200])
 
 
 @functools.cache

@@ -36,6 +36,8 @@ FORMS = {
     "test functions that import": ({"tests": "from solution import solve as s\ndef test():\n    assert s(2) == 4"}, RIGHT, WRONG),
     "an async test function": ({"tests": "async def test_a():\n    assert await solve(2) == 4"}, f"async {RIGHT}", f"async {WRONG}"),
     "a class of tests": ({"tests": "class TestIt:\n    def test_a(self):\n        assert solve(2) == 4"}, RIGHT, WRONG),
+    "a class with a setup": ({"tests": "class TestIt:\n    def setup_method(self): self.x = 2\n    def test_a(self):\n        assert solve(self.x) == 4"}, RIGHT, WRONG),
+    "a thread": ({"tests": "import threading\ndef f():\n    assert solve(2) == 4\nt = threading.Thread(target=f); t.start(); t.join()"}, RIGHT, WRONG),
     "unittest": (
         {
             "tests": "import unittest\nclass T(unittest.TestCase):\n    def test_a(self):\n        self.assertEqual(solve(2), 4)\n"
@@ -114,6 +116,14 @@ NOTHING = {
     "a nested test": "def test_it():\n    def inner():\n        assert solve(2) == 4",
     "an assert whose failure is caught": "try:\n    assert solve(2) == 4\nexcept AssertionError:\n    print('failed')",
     "a call whose failure is caught": "def f():\n    assert solve(2) == 4\ntry:\n    f()\nexcept Exception as e:\n    print(e)",
+    "a list that is not empty": "assert [solve(2) == 4]",
+    "text that is not empty": "assert f'{solve(2)} == 4'",
+    "a function": "assert lambda: solve(2) == 4",
+    "a generator": "assert (solve(x) == 2 * x for x in [1, 2])",
+    "or True": "assert solve(2) == 4 or True",
+    "not None": "assert not None",
+    "a failure that is suppressed": "import contextlib\nwith contextlib.suppress(AssertionError):\n    assert solve(2) == 4",
+    "a failure that a return replaces": "def f():\n    try:\n        assert solve(2) == 4\n    finally:\n        return\nf()",
     "the main module's": "if __name__ == '__main__':\n    assert solve(2) == 4",
     "doctest": ">>> solve(2)\n4",
     "no Python": "solve(2) should be 4",
@@ -135,12 +145,17 @@ def test_tests_that_check_nothing_are_an_error_before_anything_runs(name, monkey
         python_tests.check([{"tests": ASSERT}, {"tests": NOTHING[name]}])
 
 
-def test_a_test_that_reaches_no_check_has_not_passed():
+def test_a_test_that_reaches_no_check_has_not_passed(caplog):
     loop = "for x, wanted in zip(solve([1, 2]), [2, 4]):\n    assert x == wanted"
     right = "def solve(xs): return [2 * x for x in xs]"
     assert python_tests([right, "def solve(xs): return []"], tests=[loop] * 2) == [1.0, 0.0]
     skipped = "import unittest\nclass T(unittest.TestCase):\n    def test_a(self):\n        if solve(2): self.assertEqual(solve(2), 4)"
     assert python_tests([RIGHT, WRONG], tests=[skipped] * 2) == [1.0, 0.0]
+    with caplog.at_level(logging.WARNING, logger="rlkit"):
+        assert python_tests([RIGHT] * 2, tests=["if False:\n    assert solve(2) == 4"] * 2) == [0.0] * 2
+    assert (
+        caplog.text.count("ended before any of its checks, which pays 0: 'if False:\\n    assert solve(2) == 4'") == 1
+    )
 
 
 def test_rows_without_cases_abstain():
