@@ -13,7 +13,7 @@ from rlkit.record import Prompt, text_of
 
 GOLD = ("answer", "solution")  # rlkit's tasks and GSM8K; TRL and DeepMath
 _FENCE = re.compile(r"(`{3,}|~{3,})[ \t]*([^\s`~]*)[^`~\n]*$")
-_PYTHON = ("python", "python3", "py")
+_PYTHON = ("python", "python3", "py", "py3")
 _BRACES = re.compile(r"\\boxed\s*\{|\\.|[{}]", re.DOTALL)
 
 
@@ -84,8 +84,8 @@ def code_of(text: str) -> str:
     r"""The code in a completion: the last block of its answer that is fenced as Python, else the last fenced without a
     language, else all of it.
 
-    A fence is three backticks or tildes or more, also indented or after other text. A line that opens a block with a
-    language within another one shows that the other was never closed.
+    A fence is three backticks or tildes or more, also indented or after other text. A line that opens a
+    block of Python within another block shows that the other was never closed.
 
     Example:
         >>> code_of("I think:\n```python\nx = 1\n```\nIt prints:\n```\n1\n```\nDone.")
@@ -95,13 +95,14 @@ def code_of(text: str) -> str:
     blocks: list[tuple[str, str]] = []
     fence, language, lines = "", "", list[str]()
     for line in part.splitlines(keepends=True):
-        bare, opening = line.rstrip(), _FENCE.search(line)
-        if fence and bare.endswith(fence) and not bare.removesuffix(fence).rstrip(fence[0]).endswith(("`", "~")):
-            lines.append(bare.rstrip(fence[0]))
+        opening = _FENCE.search(line)
+        language_here = opening[2].strip("{.}").lower() if opening else ""
+        if opening and (not fence or language_here in _PYTHON):
+            fence, language, lines = opening[1], language_here, []
+        elif fence and (line.lstrip().startswith(fence) or line.rstrip().endswith(fence)):
+            lines.append(line[: line.index(fence)])
             blocks.append((language, textwrap.dedent("".join(lines))))
             fence = ""
-        elif opening and (not fence or (opening[2] and not line[: opening.start()].strip())):
-            fence, language, lines = opening[1], opening[2].lower(), []
         elif fence:
             lines.append(line)
     marked = [code for language, code in blocks if language in _PYTHON]

@@ -219,6 +219,11 @@ FENCES = {
     "with attributes": '```python title="a.py"\nb\n```',
     "after one that was not closed": "```python\na\nNo, wait.\n```python\nb\n```",
     "other output after it": "~~~python\nb\n~~~\n```\n1\n```\n~~~text\n2\n~~~",
+    "text after the end": "```python\nb\n```So it is.",
+    "emphasised": "**```python\nb\n```**",
+    "of R Markdown": "```{python}\nb\n```",
+    "of Pandoc": "~~~ {.python}\nb\n~~~",
+    "Python 3": "```py3\nb\n```",
     "a longer fence holds a shorter one": "````text\n```python\na\n```\n````\n~~~python\nb\n~~~",
 }
 

@@ -178,6 +178,17 @@ def test_a_report_without_end_is_not_read_to_its_end(isolation, monkeypatch):
     assert module.REPORT < sum(map(len, read)) <= module.REPORT + 2**17
 
 
+def test_a_forged_report_does_not_end_the_run():
+    """Code can find the token in the frames above it: documented. What it writes must not raise in our process."""
+    find = (
+        "import os, sys\nframe = sys._getframe()\nwhile 'job' not in frame.f_locals: frame = frame.f_back\n"
+        "job = frame.f_locals['job']\n"
+    )
+    texts = (b"", b"[", b"7", b"[true, true]", b"{}")
+    forged = [find + f"os.write(3, job['token'].encode() + {text!r}); os._exit(0)" for text in texts]
+    assert python_tests(forged, tests=[RAN] * len(forged)) == [0.0] * len(forged)
+
+
 def test_tests_that_are_no_texts_are_named():
     with pytest.raises(TypeError, match="expected tests as one text or a list of texts, got \\[1\\]"):
         python_tests(["x = 1"], tests=[[1]])
