@@ -5,12 +5,15 @@ every kind of text.
 """
 
 import re
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rlkit.record import Prompt, text_of
 
 GOLD = ("answer", "solution")  # rlkit's tasks and GSM8K; TRL and DeepMath
+_FENCE = re.compile(r"(`{3,}|~{3,})[ \t]*([^\s`~]*)[^`~\n]*$")
+_PYTHON = ("python", "python3", "py", "py3")
 _BRACES = re.compile(r"\\boxed\s*\{|\\.|[{}]", re.DOTALL)
 
 
@@ -27,7 +30,7 @@ def completion_text(completion: Prompt) -> str:
 def answer_part(text: str) -> str:
     r"""What a completion gives as its answer: after the reasoning, inside the last `<answer>` block if there is one.
 
-    Reasoning that was begun and never ended leaves no answer.
+    Reasoning that was begun and never ended leaves no answer, nor does a block of which none was ended.
 
     Example:
         >>> answer_part("<think>is it 3?</think> It is <answer>4</answer>.")
@@ -35,13 +38,13 @@ def answer_part(text: str) -> str:
         >>> answer_part("<think>is it 3? \boxed{3}")
         ''
     """
-    _, ended, after = text.rpartition("</think>")
-    if not ended and "<think>" in text:
+    _, _, after = text.rpartition("</think>")
+    if "<think>" in after:
         return ""
     end = after.rfind("</answer>")
     start = after.rfind("<answer>", 0, end) if end >= 0 else -1
     if start < 0:
-        return after
+        return "" if "<answer>" in after else after
     return after[start + len("<answer>") : after.find("</answer>", start)].strip()
 
 
@@ -54,6 +57,16 @@ def last_boxed(text: str) -> str | None:
         >>> last_boxed(r"so \boxed{1}, no, \boxed{\frac{1}{2}} and \boxed{3")
         '\\frac{1}{2}'
     """
+    return boxes(text)[0]
+
+
+def boxes(text: str) -> tuple[str | None, bool]:
+    r"""As `last_boxed`, and whether a box was begun and never closed: the text was cut, and what stands in it too.
+
+    Example:
+        >>> boxes(r"so \boxed{1} or \boxed{12")
+        ('1', True)
+    """
     opened: list[int | None] = []
     found: str | None = None
     for match in _BRACES.finditer(text):
@@ -64,7 +77,37 @@ def last_boxed(text: str) -> str | None:
             start = opened.pop()
             if start is not None:
                 found = text[start : match.start()]
-    return found
+    return found, any(start is not None for start in opened)
+
+
+def code_of(text: str) -> str:
+    r"""The code in a completion: the last block of its answer that is fenced as Python, else the last fenced without a
+    language, else all of it.
+
+    A fence is three backticks or tildes or more, also indented or after other text. A line that opens a
+    block of Python within another block shows that the other was never closed.
+
+    Example:
+        >>> code_of("I think:\n```python\nx = 1\n```\nIt prints:\n```\n1\n```\nDone.")
+        'x = 1\n'
+    """
+    part = answer_part(text).replace("\r\n", "\n")
+    blocks: list[tuple[str, str]] = []
+    fence, language, lines = "", "", list[str]()
+    for line in part.splitlines(keepends=True):
+        opening = _FENCE.search(line)
+        language_here = opening[2].strip("{.}").lower() if opening else ""
+        if opening and (not fence or language_here in _PYTHON):
+            fence, language, lines = opening[1], language_here, []
+        elif fence and (line.lstrip().startswith(fence) or line.rstrip().endswith(fence)):
+            lines.append(line[: line.index(fence)])
+            blocks.append((language, textwrap.dedent("".join(lines))))
+            fence = ""
+        elif fence:
+            lines.append(line)
+    marked = [code for language, code in blocks if language in _PYTHON]
+    plain = [code for language, code in blocks if not language]
+    return (marked or plain or [part])[-1]
 
 
 def gold_column(columns: Mapping[str, Any], column: str | None, name: str) -> Sequence[Any]:

@@ -1,7 +1,8 @@
 """The process in which a completion's code runs: limits first, then the code, then its tests. Started by `code_tests`
-as `python -I code_runner.py`, with a job in JSON on its standard input and nothing of rlkit.
+as `python -I code_runner.py`, with a job in JSON on its standard input and nothing of rlkit but `sandbox.py`.
 """
 
+import atexit
 import json
 import os
 import resource
@@ -9,7 +10,7 @@ import sys
 import threading
 import time
 
-# A hook cannot be taken away again. It stops what tests of a function have no need of: the network and other processes.
+# A second layer under `sandbox`, with readable errors; where that is missing the only one. A hook cannot be removed.
 REFUSED = (
     "socket.connect",
     "socket.bind",
@@ -24,7 +25,8 @@ REFUSED = (
     "pty.",
 )
 
-STARTED = b"started\n"  # from here on the time counts
+STARTED = b"started "  # then, in JSON, what the machine does not protect, and a line end; from here on the time counts
+CHECKED = "_rlkit_checked"  # the function that tests call before each of their checks; see `code_cases`
 
 
 def refuse(event, arguments):
@@ -49,21 +51,103 @@ def limit(job):
 def end_after(seconds):
     """Code that only waits uses no processor time; this ends it, also if whoever started this process is gone."""
     end, wait = os._exit, time.sleep
-    threading.Thread(target=lambda: (wait(seconds), end(1)), daemon=True).start()
+    watchdog = threading.Thread(target=lambda: (wait(seconds), end(1)), daemon=True)
+    watchdog.start()
 
 
-def run(code, tests):
-    """For each test, whether it passed."""
-    names = {"__name__": "completion"}
+def module(name):
+    """A namespace that can also be imported, which dataclasses and `from solution import f` need."""
+    made = sys.modules[name] = type(sys)(name)
+    return made.__dict__
+
+
+def passes(source, names):
+    """Whether a test ends without an error, in its threads too; None where it has checked nothing on its way."""
+    checks, failed = [], []
+    names[CHECKED] = lambda: checks.append(True)
+    threading.excepthook = failed.append
+    exec(compile(source, "<test>", "exec"), names)
+    return None if not checks else not failed
+
+
+def returns(case, names):
+    """Whether a call returns what is expected. As in APPS, a tuple is a list, and [x] expects x too."""
+    owner = names["Solution"]() if case["call"] not in names and "Solution" in names else None
+    function = names[case["call"]] if owner is None else getattr(owner, case["call"])
+    found, wanted = function(*case["arguments"]), case["returns"]
+    if not isinstance(found, str):
+        found = json.loads(json.dumps(found))
+    return found == wanted or (isinstance(wanted, list) and len(wanted) == 1 and found == wanted[0])
+
+
+def prints(case, code):
+    """Whether a program that reads the input writes the expected output."""
+    with open("stdin", "w+b") as given, open("stdout", "w+b") as got, open(os.devnull, "r+b") as nothing:
+        os.unlink("stdin")
+        os.unlink("stdout")
+        given.write(case["stdin"].encode("utf-8", "surrogatepass"))
+        given.seek(0)
+        os.dup2(given.fileno(), 0)
+        os.dup2(got.fileno(), 1)
+        sys.stdin = open(0, encoding="utf-8", closefd=False)
+        sys.stdout = standard = open(1, "w", encoding="utf-8", closefd=False)
+        names, others = module("__main__"), set(threading.enumerate())
+        try:
+            try:
+                exec(code, names)
+                ended = True
+            except SystemExit as error:
+                ended = error.code in (None, 0)
+            for thread in set(threading.enumerate()) - others:
+                if not thread.daemon:
+                    thread.join()
+            atexit._run_exitfuncs()
+            for stream in (sys.stdout, standard):
+                if not stream.closed:
+                    stream.flush()
+            got.seek(0)
+            return ended and same_output(got.read().decode("utf-8", "replace"), case["stdout"])
+        finally:
+            names.clear()  # closes what the program has opened, `open(0)` too, before the next one gets its input
+            for number in (0, 1, 2):
+                os.dup2(nothing.fileno(), number)
+
+
+def same_output(found, wanted):
+    """Equal line by line, white space at the ends aside; numbers with a decimal point within 1e-6."""
+    found, wanted = ([line.split() for line in text.strip().splitlines()] for text in (found, wanted))
+    return len(found) == len(wanted) and all(
+        len(one) == len(other) and all(map(same_word, one, other)) for one, other in zip(found, wanted, strict=True)
+    )
+
+
+def same_word(found, wanted):
+    """Equal, or close to a number that is no integer."""
+    if found == wanted:
+        return True
     try:
-        exec(compile(code, "<completion>", "exec"), names)
+        return "." in wanted and abs(float(found) - float(wanted)) <= 1e-6 * max(1.0, abs(float(wanted)))
+    except ValueError:
+        return False
+
+
+def run(job):
+    """For each test, whether it passed."""
+    names, tests = module("solution"), job["tests"]
+    try:
+        code = compile(job["code"], "<completion>", "exec")
+        if not all("stdin" in test for test in tests):
+            for source in (job["before"], code, job["after"]):
+                exec(source, names)
     except BaseException:  # also SystemExit: code that ends the process has passed nothing
         return [False] * len(tests)
     passed = []
     for test in tests:
         try:
-            exec(compile(test, "<test>", "exec"), names)
-            passed.append(True)
+            if "source" in test:
+                passed.append(passes(test["source"], names))
+            else:
+                passed.append(prints(test, code) if "stdin" in test else returns(test, names))
         except BaseException:
             passed.append(False)
     return passed
@@ -77,10 +161,15 @@ def main():
     for number in (0, 1, 2):
         os.dup2(nothing, number)
     limit(job)
-    os.write(report, STARTED)
+    sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))  # `-I` leaves it out
+    import sandbox  # type: ignore[import-not-found]
+
+    del sys.path[0]
+    missing = sandbox.confine(bytes.fromhex(job["filter"]))
+    os.write(report, STARTED + json.dumps(missing).encode() + b"\n")
     end_after(job["seconds"])
     sys.addaudithook(refuse)
-    passed = run(job["code"], job["tests"])
+    passed = run(job)
     os.write(report, (job["token"] + json.dumps(passed)).encode())
     os._exit(0)  # no exit handlers, no threads that go on
 

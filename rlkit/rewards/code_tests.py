@@ -1,17 +1,18 @@
 """`python_tests`: reward by running the completion's Python code against the row's tests.
 
 Each completion gets a process of its own (`python -I`, an empty folder, an empty environment, a session of its own)
-with limits of time, memory and file size, without network and without child processes; what is left after the time is
-killed. Where the kernel allows it, the process also gets its own user, network and process namespaces (`unshare`), so
-that nothing can outlive it.
+with limits of time, memory and disk; what is left after the time is killed. `sandbox` confines it: no files but its
+own and Python's, no other processes, no network. Where the kernel allows it, the process also gets its own user,
+network and process namespaces (`unshare`). What a machine cannot protect is said once, in a warning.
 
-What this is not: a sandbox against a determined attacker. The code can read what the user can read, and it shares a
-process with its tests, so that it could find out how they report. Run unknown models in a container.
+What this is not: protection of the tests from the code. Both share a process, so that code can find out how they
+report, or return an object that equals everything.
 """
 
 import contextlib
 import functools
 import json
+import logging
 import os
 import re
 import secrets
@@ -21,23 +22,31 @@ import signal
 import subprocess
 import sys
 import tempfile
+import textwrap
 import time
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rlkit.prompts.rows import any_rows
 from rlkit.record import Prompt
-from rlkit.rewards.answers import answer_part, completion_text
-from rlkit.rewards.code_runner import STARTED
+from rlkit.rewards.answers import code_of, completion_text
+from rlkit.rewards.code_cases import cases_of
+from rlkit.rewards.code_runner import CHECKED, STARTED
+from rlkit.rewards.sandbox import system_calls
 
+logger = logging.getLogger(__name__)
+
+COLUMNS = ("tests", "test", "test_list", "input_output")  # rlkit, HumanEval, MBPP, APPS and TACO
 RUNNER = Path(__file__).with_name("code_runner.py")
 START_SECONDS = 60.0  # to start Python on a busy machine; the time of the code counts from then
 FILE_SIZE = 16 << 20  # bytes
+DISK = 64 << 10  # KiB of all files of a completion, looked at every `WATCH` seconds
+WATCH = 0.25
 REPORT = 1 << 20  # bytes of a report at most: code that finds where it goes could send without end
-_FENCE = re.compile(r"```[ \t]*([^\s`]*)[^\n`]*\n(.*?)```", re.DOTALL)
-_PYTHON = ("python", "python3", "py")
 
 
 @dataclass(frozen=True)
@@ -46,9 +55,12 @@ class PythonTests:
 
     The code is the last block of the answer that is fenced as Python, else the last without a language, else the whole
     answer. A test is Python that raises if something is wrong (`assert add(1, 2) == 3`); it sees the code's names.
+    The forms of HumanEval, MBPP, APPS and TACO are read too: see `rlkit.rewards.code_cases`. Of HumanEval, a completion
+    may go on where a prompt that is text ends. `check` looks at a dataset before a run.
 
     Attributes:
-        column: of the tests: one text, or a list of texts.
+        column: of the tests; None takes `tests`, `test`, `test_list` or `input_output`, the first that there is. The
+            columns `entry_point` (or `fn_name`), `test_setup_code` and `test_imports` are used where there are such.
         timeout: seconds of wall time for code and tests together, > 0.
         memory_mb: address space of the process, at least 64.
         partial: give the share of passed tests instead of all or nothing.
@@ -59,7 +71,7 @@ class PythonTests:
         [1.0, 0.0]
     """
 
-    column: str = "tests"
+    column: str | None = None
     timeout: float = 5.0
     memory_mb: int = 512
     partial: bool = False
@@ -74,44 +86,76 @@ class PythonTests:
             )
 
     def __call__(self, completions: Sequence[Prompt], **columns: Any) -> list[float | None]:
-        """One reward per completion."""
-        if self.column not in columns:
-            raise ValueError(f"PythonTests: there is no column {self.column!r}. Name it: PythonTests(column=...).")
-        jobs = [
-            (code_of(completion_text(completion)), _as_tests(tests))
-            for completion, tests in zip(completions, columns[self.column], strict=True)
-        ]
+        """One reward per completion.
+
+        Raises:
+            TypeError, ValueError: before anything runs; a row's tests are of no known form or check nothing.
+        """
+        jobs = []
+        for row, completion in enumerate(completions):
+            job = self._job(row, columns)
+            prompt = columns["prompts"][row] if "prompts" in columns else None
+            jobs.append(job | _program(code_of(completion_text(completion)), prompt, job.pop("entry")))
         workers = self.processes or min(8, os.cpu_count() or 1)
         running: set[subprocess.Popen[bytes]] = set()
         with ThreadPoolExecutor(workers, thread_name_prefix="python_tests") as pool:
             try:
-                return list(pool.map(lambda job: self._reward(job[0], job[1], running), jobs))
+                return list(pool.map(lambda job: self._reward(job, running), jobs))
             except BaseException:  # the stop button: the pool would wait for what runs, and for what waits
                 pool.shutdown(wait=False, cancel_futures=True)
                 for process in list(running):
                     _kill(process)
                 raise
 
-    def _reward(self, code: str, tests: list[str], running: set["subprocess.Popen[bytes]"]) -> float | None:
-        if not tests:
-            return None
-        if not code.strip():
-            return 0.0
-        passed = self._run(code, tests, running)
-        return sum(passed) / len(tests) if self.partial else float(all(passed))
+    def check(self, dataset: Any) -> None:
+        """Read the tests of every row, before a run.
 
-    def _run(self, code: str, tests: list[str], running: set["subprocess.Popen[bytes]"]) -> list[bool]:
+        Args:
+            dataset: rows in any form that `PromptLoader` takes, but no stream.
+
+        Raises:
+            TypeError, ValueError: the first row whose tests are of no known form or check nothing.
+        """
+        rows = any_rows(dataset, "PythonTests.check")
+        for row in range(len(rows)):
+            self._job(row, {name: {row: value} for name, value in rows[row].items()})
+
+    def _job(self, row: int, columns: Mapping[str, Any]) -> dict[str, Any]:
+        """The tests of a row, what runs before them, and the name of the function."""
+        column = self.column or next((name for name in COLUMNS if name in columns), COLUMNS[0])
+        if column not in columns:
+            raise ValueError(f"PythonTests: there is no column {column!r}. Name it: PythonTests(column=...).")
+
+        def value(name: str) -> Any:
+            return columns[name][row] if name in columns else None
+
+        entry = value("entry_point") or value("fn_name")
+        setup = [*(value("test_imports") or []), value("test_setup_code") or ""]
+        try:
+            after, tests = cases_of(columns[column][row], entry=entry, setup="\n".join(setup))
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"PythonTests: row {row}, column {column!r}: {error}") from None
+        return {"after": after, "tests": tests, "entry": entry}
+
+    def _reward(self, job: dict[str, Any], running: set["subprocess.Popen[bytes]"]) -> float | None:
+        if not job["tests"]:
+            return None
+        if not job["code"].strip():
+            return 0.0
+        passed = self._run(job, running)
+        return sum(passed) / len(passed) if self.partial else float(all(passed))
+
+    def _run(self, job: dict[str, Any], running: set["subprocess.Popen[bytes]"]) -> list[bool]:
         """Which tests passed; none of them if the process did not report."""
         token = secrets.token_hex(16)
-        job = {
-            "code": code,
-            "tests": tests,
+        job = job | {
             "token": token,
             "seconds": self.timeout,
             "memory": self.memory_mb << 20,
             "file_size": FILE_SIZE,
+            "filter": system_calls().hex(),
         }
-        with tempfile.TemporaryDirectory(prefix="rlkit-code-", ignore_cleanup_errors=True) as folder:
+        with _own_folder() as folder:
             process = subprocess.Popen(
                 [*own_namespaces(), sys.executable, "-I", str(RUNNER)],
                 cwd=folder,
@@ -123,7 +167,7 @@ class PythonTests:
             )
             running.add(process)
             try:
-                report = _report(process, json.dumps(job).encode(), self.timeout)
+                report = _report(process, json.dumps(job).encode(), self.timeout, folder)
             finally:
                 _kill(process)
                 running.discard(process)
@@ -133,14 +177,37 @@ class PythonTests:
                         with contextlib.suppress(BrokenPipeError):
                             stream.close()
         text = report.decode("utf-8", "replace")
-        if not text.startswith(token):
-            return [False] * len(tests)
-        passed = json.loads(text.removeprefix(token))
+        passed: Any = None
+        if text.startswith(token):
+            with contextlib.suppress(ValueError):  # code has found the token, and writes what it likes
+                passed = json.loads(text.removeprefix(token))
+        if not isinstance(passed, list) or len(passed) != len(job["tests"]):
+            return [False] * len(job["tests"])
+        for test, one in zip(job["tests"], passed, strict=True):
+            if one is None:
+                _warn_of_nothing_checked(test["source"])
         return [bool(one) for one in passed]
 
 
-def _report(process: "subprocess.Popen[bytes]", job: bytes, seconds: float) -> bytes:
-    """What the process reports; nothing if it takes longer than so many seconds after it started the code."""
+@contextlib.contextmanager
+def _own_folder() -> Iterator[str]:
+    """An empty folder, removed at the end with all that is in it."""
+    folder = tempfile.mkdtemp(prefix="rlkit-code-")
+    try:
+        yield folder
+    finally:
+        try:
+            os.rmdir(folder)
+        except OSError:  # not empty. `rm` also removes folders that are nested deeper than shutil.rmtree can follow
+            subprocess.run(["rm", "-rf", "--", folder], stderr=subprocess.DEVNULL, check=False)
+
+
+def _report(process: "subprocess.Popen[bytes]", job: bytes, seconds: float, folder: str) -> bytes:
+    """What the process reports; nothing if, after it started the code, it takes too long or fills the disk.
+
+    Raises:
+        RuntimeError: it ended before it started the code.
+    """
     assert process.stdin is not None and process.stdout is not None
     with contextlib.suppress(BrokenPipeError):
         process.stdin.write(job)
@@ -149,16 +216,59 @@ def _report(process: "subprocess.Popen[bytes]", job: bytes, seconds: float) -> b
     found, deadline = b"", time.monotonic() + START_SECONDS
     with selectors.DefaultSelector() as selector:
         selector.register(process.stdout, selectors.EVENT_READ)
-        while selector.select(max(0.0, deadline - time.monotonic())):
+        while (left := deadline - time.monotonic()) > 0:
+            if not selector.select(min(left, WATCH)):
+                if found and _used(folder) > DISK:
+                    return b""
+                continue
             piece = os.read(process.stdout.fileno(), 1 << 16)
             if not piece:
-                return found.removeprefix(STARTED)
+                break
             if not found:
                 deadline = time.monotonic() + seconds
             found += piece
             if len(found) > REPORT:
                 return b""
-    return b""
+        else:
+            return b""
+    started, _, report = found.partition(b"\n")
+    if not started.startswith(STARTED):
+        raise RuntimeError(
+            f"PythonTests: the process for the code ended before it started (exit status {process.wait()}). Expected "
+            f"{sys.executable} to run {RUNNER} within memory_mb."
+        )
+    _warn_of(started.removeprefix(STARTED))
+    return report
+
+
+def _used(folder: str) -> int:
+    """KiB of the files in a folder, however deep."""
+    said = subprocess.run(["du", "-sk", folder], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=False).stdout
+    return int(said.split()[0]) if said else 0
+
+
+@functools.lru_cache(maxsize=1024)
+def _warn_of_nothing_checked(test: str) -> None:
+    """Say once for a test; the code may be the reason (`for x in solve(): assert ...`), or the test."""
+    shown = re.sub(rf" *{CHECKED}\(\)\n", "", test)
+    logger.warning("python_tests: a test ended before any of its checks, which pays 0: %r", shown[:200])
+
+
+@functools.cache
+def _warn_of(missing: bytes) -> None:
+    """Say once what this machine does not protect."""
+    lacks = {
+        "files": "Landlock (Linux 5.13): completions can read, change and delete the files that you can",
+        "system calls": "a seccomp filter (libseccomp.so.2): completions can start processes"
+        + ("" if own_namespaces() else ", reach the network, signal your processes and read their environment"),
+    }
+    named = json.loads(missing)
+    if named:
+        logger.warning(
+            "python_tests: THIS MACHINE IS NOT PROTECTED from the code of completions. It lacks %s. Run in a container "
+            "or a virtual machine that you can lose. See docs/rewards.md.",
+            "; ".join(lacks.get(name, name) for name in named),
+        )
 
 
 def _kill(process: "subprocess.Popen[bytes]") -> None:
@@ -178,26 +288,27 @@ def own_namespaces() -> tuple[str, ...]:
     return command if tried.returncode == 0 else ()
 
 
-def code_of(text: str) -> str:
-    r"""The code in a completion: the last block of its answer that is fenced as Python, else the last fenced without a
-    language, else all of it.
-
-    Example:
-        >>> code_of("I think:\n```python\nx = 1\n```\nIt prints:\n```\n1\n```\nDone.")
-        'x = 1\n'
+def _program(code: str, prompt: Prompt | None, entry: str | None) -> dict[str, str]:
+    """The code, and what runs before it: a prompt that is the begin of a program (HumanEval). Code that does not define
+    the function goes on where the prompt ends.
     """
-    part = answer_part(text).replace("\r\n", "\n")
-    blocks = _FENCE.findall(part)
-    marked = [code for language, code in blocks if language.lower() in _PYTHON]
-    plain = [code for language, code in blocks if not language]
-    return (marked or plain or [part])[-1]
+    if entry is None or not isinstance(prompt, str) or not re.search(rf"\bdef {re.escape(entry)}\b", prompt):
+        return {"before": "", "code": code}
+    if not re.search(rf"\b(def|class) {re.escape(entry)}\b|^{re.escape(entry)}\s*=", code, re.MULTILINE):
+        code = next(
+            (whole for whole in (prompt + code, prompt + textwrap.indent(code, "    ")) if _parses(whole)), code
+        )
+    return {"before": prompt if _parses(prompt) else "", "code": code}
 
 
-def _as_tests(tests: Any) -> list[str]:
-    found = [tests] if isinstance(tests, str) else list(tests or [])
-    if not all(test is None or isinstance(test, str) for test in found):
-        raise TypeError(f"PythonTests: expected tests as one text or a list of texts, got {tests!r:.80}.")
-    return [test for test in found if test and test.strip()]
+def _parses(code: str) -> bool:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            compile(code, "<completion>", "exec", dont_inherit=True)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return False
+    return True
 
 
 python_tests = PythonTests()

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlkit.record import Prompt
-from rlkit.rewards.answers import answer_part, completion_text, gold_column, last_boxed
+from rlkit.rewards.answers import answer_part, boxes, completion_text, gold_column, last_boxed
 from rlkit.rewards.numerals import last_number, only_number
 
 
@@ -45,7 +45,8 @@ class ExactMatch:
 
 @dataclass(frozen=True)
 class NumericMatch:
-    r"""1 where the last number of the answer is the right one, else 0. If there is a box, the number must be all of it.
+    r"""1 where the last number of the answer is the right one, else 0. If there is a box, the number must be all of it,
+    and a box that was begun and never closed holds none.
 
     Understands 1,234.50, -3, 3/4, \frac{3}{4}, 1 1/2, 1e-3, 3 \times 10^5; units, currency and per cent signs are of no
     account. `rlkit.rewards.numerals` has the grammar. The right answer is one number: what stands after GSM8K's "####",
@@ -78,8 +79,8 @@ class NumericMatch:
         if wanted is None:
             return None
         part = answer_part(text)
-        boxed = last_boxed(part)
-        found = last_number(part) if boxed is None else only_number(boxed)
+        boxed, cut = boxes(part)
+        found = only_number(boxed) if boxed is not None else None if cut else last_number(part)
         return float(found is not None and math.isclose(found, wanted, rel_tol=self.tolerance, abs_tol=self.tolerance))
 
 
@@ -118,8 +119,8 @@ class BoxedMatch:
 def _gold_number(text: str) -> float | None:
     """The number that a right answer is; None if it is not one."""
     _, marked, after = text.rpartition("####")
-    boxed = None if marked else last_boxed(text)
-    return only_number(after if boxed is None else boxed)
+    boxed, cut = (None, False) if marked else boxes(text)
+    return None if cut and boxed is None else only_number(after if boxed is None else boxed)
 
 
 exact_match, numeric_match, boxed_match = ExactMatch(), NumericMatch(), BoxedMatch()

@@ -12,7 +12,7 @@ from typing import Any
 
 from rlkit.prompts.rows import as_rows
 from rlkit.record import Prompt
-from rlkit.rewards.answers import GOLD, answer_part, completion_text, gold_column
+from rlkit.rewards.answers import GOLD, answer_part, boxes, completion_text, gold_column
 from rlkit.rewards.math_process import math_process
 
 logger = logging.getLogger(__name__)
@@ -27,6 +27,7 @@ class Accuracy:
     r"""1 where the answer equals the right one, 0 where it does not or cannot be read, None where the right one cannot.
 
     The answer must be in a box, or LaTeX after words such as "the answer is" (TRL's rule); the right one may be plain.
+    Of several boxes the last complete one counts, alone: TRL reads two near each other as one answer.
 
     Attributes:
         column: of the right answer; None takes `answer`, else `solution`.
@@ -59,7 +60,7 @@ class Accuracy:
     ) -> list[float | None]:
         """One reward per completion; what was read is logged as the columns gold_parsed and answer_parsed."""
         golds = gold_column(columns, self.column, "Accuracy")
-        texts = [answer_part(completion_text(completion)) for completion in completions]
+        texts = [_answer(completion_text(completion)) for completion in completions]
         found = self._judge_all(list(zip(golds, texts, strict=True)))
         failed = [place for place, one in enumerate(found) if "error" in one]
         if failed:
@@ -103,6 +104,13 @@ class Accuracy:
             return {"gold": None, "answer": None, "correct": None}
         answer = math_process.ask(_clean(gold), _clean(text), self.timeout, processor_seconds=share)
         return LATE if answer.get("late") else answer
+
+
+def _answer(text: str) -> str:
+    """The last complete box alone: math-verify reads two that are near each other as one answer."""
+    part = answer_part(text)
+    boxed, cut = boxes(part)
+    return rf"\boxed{{{boxed}}}" if boxed is not None else "" if cut else part
 
 
 def _shown(readings: list[str] | None) -> str:

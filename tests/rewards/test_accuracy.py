@@ -30,7 +30,6 @@ CASES = [
     (r"\boxed{\{1,2\}}", r"$\{2,1\}$"),
     (r"\boxed{5}", "$x=5$"),
     (r"\boxed{x+1}", "$1+x$"),
-    (r"\boxed{1} or \boxed{2}", "2"),
     ("nothing", "6"),
     ("", "6"),
     (r"\boxed{6}", "no latex"),
@@ -52,6 +51,24 @@ def test_the_values_are_trls():
     assert accuracy(completions, solution=solution) == want
     assert [reward is None for reward in want] == [gold in WANT_NONE for gold in solution]
     assert {0.0, 1.0, None} == set(want)
+
+
+def test_the_last_complete_box_of_the_last_answer_counts():
+    """TRL reads two boxes near each other as one answer, {1, 2}, which pays neither."""
+    two = r"First \boxed{1}. No wait, \boxed{2}"
+    assert accuracy([two] * 3, answer=["1", "2", r"$\{1, 2\}$"]) == [0, 1, 0]
+    texts = {
+        r"\boxed{1} \boxed{2} so $1$": 1.0,
+        r"<answer>\boxed{2}</answer> or <answer>\boxed{1}, \boxed{2}</answer>": 1.0,
+        r"\boxed{2}, \boxed{\frac{2}{3}}": 0.0,
+        r"\boxed{\boxed{2}}": 1.0,
+        r"\boxed{2} and \boxed{3": 1.0,
+        r"The answer is $2$, so \boxed{2": 0.0,  # cut
+        r"\boxed{}": 0.0,
+        r"The answer is $2$. <answer>The answer is $2$": 0.0,
+        r"</think> so $x = 2$": 1.0,
+    }
+    assert dict(zip(texts, accuracy(list(texts), answer=["2"] * len(texts)), strict=True)) == texts
 
 
 def test_every_thread_gets_the_same():

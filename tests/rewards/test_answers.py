@@ -93,7 +93,10 @@ def test_no_text_is_slow(text):
         ("<answer>3</answer> or <answer> 4 </answer>.", "4"),
         ("<answer>3</answer> <answer>4", "3"),
         ("<answer>3</answer></think>none", "none"),
-        ("</answer><answer>", "</answer><answer>"),
+        ("</answer><answer>", ""),
+        ("<answer>12", ""),  # cut: it may go on as 125
+        ("<think>a</think>3 <think>or 4", ""),
+        ("<answer>3</answer> <think>or 4", ""),
     ],
 )
 def test_the_answer_comes_after_the_reasoning_in_the_last_whole_block(text, part):
@@ -170,6 +173,40 @@ def test_numeric_match(form):
     assert numeric_match([form("1")] * 3, answer=[None, "no number", ""]) == [None] * 3
     with pytest.raises(ValueError, match="tolerance must be at least 0 and finite"):
         NumericMatch(tolerance=-1)
+
+
+# Text that was cut, begun again, or thought: (text, what a person takes as its answer).
+CUT = {
+    r"\boxed{12": None,
+    r"12, so \boxed{12": None,
+    r"\boxed{1} \boxed{12": "1",
+    r"\boxed{\frac{1}{2}": None,
+    r"\boxed{\text{12}": None,
+    r"\boxed {12}": "12",
+    r"\boxed{3} \boxed{12}": "12",
+    r"<answer>12": None,
+    r"<answer>\boxed{12}": None,
+    r"<answer>\boxed{12</answer>": None,
+    r"<answer>1</answer><answer>\boxed{12}</answer>": "12",
+    r"<think>\boxed{12}</think>": None,
+    r"<think>\boxed{12}": None,
+    r"<think>1</think> <think>\boxed{12}": None,
+    r"<think>\boxed{1}</think> \boxed{12}": "12",
+    r"<think><answer>12</answer></think>": None,
+}
+
+
+@pytest.mark.parametrize("text", CUT)
+def test_what_was_cut_is_no_answer_for_any_matcher(text):
+    rewards = [float(CUT[text] == wanted) for wanted in ("12", "1")]
+    assert boxed_match([text] * 2, answer=["12", "1"]) == rewards
+    assert numeric_match([text] * 2, answer=["12", "1"]) == rewards
+    if "{" not in text:
+        assert exact_match([text] * 2, answer=["12", "1"]) == rewards
+
+
+def test_a_right_answer_that_was_cut_is_none():
+    assert numeric_match(["12"], answer=[r"\boxed{12"]) == [None]
 
 
 @forms
