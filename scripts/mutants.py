@@ -397,7 +397,7 @@ MUTANTS = [
     Mutant("keys of other rows in a row's id", IDENTITY, " if (form := _canonical(item)) is not None}", " if (form := _canonical(item)) is not ...}", "prompts/test_sources.py"),
     Mutant("a number that a table widened is another row", IDENTITY, "return int(value) if isinstance(value, float) and value.is_integer() else value", "return value", "prompts/test_sources.py"),
     Mutant("texts of JSON that look like dates become dates", "prompts/rows.py", 'if kind == "json" and', "if False and", "prompts/test_sources.py"),
-    Mutant("a row of a list without a column that others have", "prompts/rows.py", "if any(len(row) < len(columns) for row in dataset):", "if False:", "prompts/test_sources.py"),
+    Mutant("a row of a list without a column that others have", "prompts/rows.py", "if any(not columns.keys() <= row.keys() for row in dataset):", "if False:", "prompts/test_sources.py"),
     Mutant("token ids of templated and plain prompts mixed up", "prompts/tokens.py", "for place, one in zip(places, found, strict=True):", "for place, one in enumerate(found):", "test_prompts.py prompts"),
     Mutant("a row's own template settings below the loader's", "prompts/tokens.py", "self.kwargs | _checked_kwargs(own_kwargs or {})", "_checked_kwargs(own_kwargs or {}) | self.kwargs", "test_prompts.py prompts"),
     Mutant("truncation cuts what the model continues", "prompts/lengths.py", "return front + list(ids[len(ids) - (self.limit - len(front)) :])", "return list(ids[: self.limit])", "prompts/test_conversations.py"),

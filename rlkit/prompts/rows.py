@@ -75,8 +75,8 @@ def any_rows(dataset: Any, where: str) -> Rows:
         raise ValueError(f"{where}: the dataset is empty.")
     dataset = plain_format(dataset)
     if isinstance(dataset, (list, tuple)) and all(isinstance(row, Mapping) for row in dataset):
-        columns = dict.fromkeys(name for row in dataset for name in row)
-        if any(len(row) < len(columns) for row in dataset):  # as in a table: None where a row lacks a column
+        columns = dict.fromkeys(name for row in dataset for name in row if name != "prompt")
+        if any(not columns.keys() <= row.keys() for row in dataset):  # as in a table: None where a row lacks a column
             dataset = [dict.fromkeys(columns) | dict(row) for row in dataset]
     return dataset
 
