@@ -167,10 +167,10 @@ def test_nothing_outside_can_be_read(folders):
 
 
 PROCESSES = {
-    "fork of libc": "for _ in range(40):\n    if libc.fork() == 0: time.sleep(30)",
-    "vfork": "if libc.vfork() == 0: time.sleep(30)",
-    "the system call fork": "for number in (57, 58, 220):\n    if libc.syscall(number, 17, 0, 0, 0, 0) == 0: time.sleep(30)",
-    "clone3": "a = (ctypes.c_uint64 * 11)(0, 0, 0, 0, 17)\nif libc.syscall(435, a, 88) == 0: time.sleep(30)",
+    "fork of libc": "for _ in range(40):\n    if libc.fork() == 0: (time.sleep(30), libc._exit(0))",
+    "vfork": "if libc.vfork() == 0: (time.sleep(30), libc._exit(0))",
+    "the system call fork": "for number in (57, 58, 220):\n    if libc.syscall(number, 17, 0, 0, 0, 0) == 0: (time.sleep(30), libc._exit(0))",
+    "clone3": "a = (ctypes.c_uint64 * 11)(0, 0, 0, 0, 17)\nif libc.syscall(435, a, 88) == 0: (time.sleep(30), libc._exit(0))",
     "fork_exec": (
         "import _posixsubprocess as p\nr, w = os.pipe()\n"
         "p.fork_exec([b'/bin/sleep', b'30'], [b'/bin/sleep'], True, (w,), None, None, -1, -1, -1, -1, -1, -1, r, w, "
