@@ -427,7 +427,7 @@ MUTANTS = [
     Mutant("a letter that the terminal lacks ends the program", "text.py", 'return text.encode(encoding, "backslashreplace").decode(encoding)', "return text", "test_text.py"),
     Mutant("None in the log ends the loop", "scalars.py", "    if value is None:\n        return math.nan\n", "", "test_scalars.py"),
     Mutant("an array without an axis is no number", "scalars.py", 'return value.item() if getattr(value, "ndim", None) == 0 and hasattr(value, "item") else value', "return value", "test_scalars.py"),
-    Mutant("a column of letters logged", "rewards/arguments.py", "not isinstance(values, str | bytes | Mapping)", "True", "test_scalars.py"),
+    Mutant("a column of letters logged", "rewards/arguments.py", "isinstance(values, str | bytes | Mapping)", "False", "test_scalars.py"),
     Mutant("view: thinning loses the peaks", "view/series.py", "np.where(finite, rows[..., 2], -np.inf).argmax(1)", "np.where(finite, rows[..., 2], np.inf).argmin(1)", "view/test_series.py"),
     Mutant("view: thinning loses the gaps", "view/series.py", "merged[:, 6] = pairs[..., 6].sum(1)", "pass", "view/test_series.py"),
     Mutant("view: a long curve never thinned", "view/series.py", "while len(self._done) > self.buckets:", "while False:", "view/test_series.py"),
