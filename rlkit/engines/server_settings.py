@@ -153,6 +153,7 @@ def serve_environment(settings: ServerSettings, environment: Mapping[str, str]) 
         "VLLM_SERVER_DEV_MODE": "1",
         "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True",
         "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_USE_RUST_FRONTEND": "0",  # it has no middleware, so no guard
         "PYTHONPATH": path,  # the workers import rlkit, wherever it lies
         VARIABLE: str(os.getpid()),
         SECRET: settings.token,  # not on the command line, which every user of the machine can read

@@ -113,7 +113,8 @@ export VLLM_API_KEY RLKIT_SERVE_HOSTS
 say "starting vLLM on ${serve_nodes[*]}, port $port"
 srun --nodes="$VLLM_NODES" --ntasks="$VLLM_NODES" --ntasks-per-node=1 --nodelist="$(join "${serve_nodes[@]}")" \
   --kill-on-bad-exit=1 --wait=10 --output=vllm-%j-%t.out --open-mode=append "${SRUN_ARGS[@]}" \
-  env VLLM_SERVER_DEV_MODE=1 bash -c "$server_task" server "$VLLM_MODEL" --host 0.0.0.0 --port "$port" \
+  env VLLM_SERVER_DEV_MODE=1 VLLM_USE_RUST_FRONTEND=0 bash -c "$server_task" server "$VLLM_MODEL" \
+  --host 0.0.0.0 --port "$port" \
   --tensor-parallel-size "$VLLM_TP" --weight-transfer-config '{"backend":"nccl"}' \
   --logprobs-mode processed_logprobs --max-logprobs -1 --generation-config vllm \
   --worker-extension-cls rlkit.engines.worker.WeightLoader --middleware rlkit.engines.guard.Guard "${VLLM_ARGS[@]}" &

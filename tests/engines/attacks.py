@@ -71,6 +71,7 @@ REFUSED = {
     "a name that begins like ours": (request("GET /health HTTP/1.1", host="Host: localhost.evil.example"), 421),
     "digits that are no address": (request("GET /health HTTP/1.1", host="Host: 127.0.0.1.evil.example"), 421),
     "a user before the name": (request("GET /health HTTP/1.1", host="Host: localhost@evil.example"), 421),
+    "two hosts": (request("GET /health HTTP/1.1", "Host: evil.example"), 421),
     "an empty host": (request("GET /health HTTP/1.0", host="Host:"), 421),
     "HTTP/1.0 without Host": (request("GET /health HTTP/1.0", host=""), 421),
     "HTTP/1.0 without Host, with the secret": (rpc(JSON, GOOD, host="", first="POST /pause HTTP/1.0"), 421),

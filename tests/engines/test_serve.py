@@ -76,11 +76,14 @@ def test_the_command_has_what_training_needs(monkeypatch, cpu):
     assert found["--served-model-name"] == "policy"  # also after a restart from another temporary folder
     assert found["--dtype"] == "float32" and found["--max-model-len"] == "99" and found["--max-lora-rank"] == "16"
     assert found["--worker-extension-cls"] == "rlkit.engines.worker.WeightLoader"
+    assert found["--middleware"] == "rlkit.engines.guard.Guard"
     assert ("--enforce-eager" in command) == cpu and ("--weight-transfer-config" in command) != cpu
-    assert command[-2:] == ["--foo", "a b"] and "secret" not in command
+    assert command[-2:] == ["--foo", "a b"] and not any("secret" in word for word in command)
     environment = serve_environment(
-        settings, {"RANK": "3", "TORCHELASTIC_X": "1", "OMP_NUM_THREADS": "7", "HOME": "/h"}
+        settings,
+        {"RANK": "3", "TORCHELASTIC_X": "1", "VLLM_USE_RUST_FRONTEND": "1", "OMP_NUM_THREADS": "7", "HOME": "/h"},
     )
+    assert environment["VLLM_USE_RUST_FRONTEND"] == "0"  # it would serve without the middleware
     assert environment["VLLM_API_KEY"] == "secret" and environment["VLLM_SERVER_DEV_MODE"] == "1"
     assert environment["OMP_NUM_THREADS"] == "7" and not {"RANK", "TORCHELASTIC_X"} & set(environment)
     on_a_cpu = {"TORCHDYNAMO_DISABLE": "1", "OMP_WAIT_POLICY": "PASSIVE", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}

@@ -142,6 +142,9 @@ def test_each_element_that_is_changed_in_place_changes_the_mark(make):
     assert len(set(marks)) == len(marks) == 1 + 3 * len(tensors)
     assert weights_mark(policy) == marks[-1]  # and nothing changes it but a change
     policy.model(input_ids=torch.tensor([[5, 6, 7]]))
+    norm = causal_lm_of(policy.model).model.norm
+    norm.register_buffer("scratch", torch.ones(3), persistent=False)  # what a forward pass may write
+    norm.scratch += 1
     assert weights_mark(policy) == marks[-1]
 
 
