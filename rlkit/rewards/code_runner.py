@@ -63,7 +63,8 @@ def module(name):
 
 def passes(source, names):
     """Whether a test ends without an error, in its threads too; None where it has checked nothing on its way."""
-    checks, failed = [], []
+    checks: list[bool] = []
+    failed: list[object] = []
     names[CHECKED] = lambda: checks.append(True)
     threading.excepthook = failed.append
     exec(compile(source, "<test>", "exec"), names)
