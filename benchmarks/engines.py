@@ -21,7 +21,7 @@ import torch
 
 import rlkit as rl
 from rlkit.prompts import make_batch
-from rlkit.rollout import SamplingParams
+from rlkit.types import SamplingParams
 
 SHORT = ["Answer with one word. Is the sky blue?", "Say only the word: yes.", "2 + 2 = ? Only the number."]
 LONG = "Tell me a long story about a sailor and a whale."

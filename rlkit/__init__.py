@@ -6,26 +6,30 @@ completion tokens, L prompt tokens, V vocabulary, K reward functions. One mask m
     dataset rows -> PromptBatch -> sample -> Rollout -> score -> Scores -> advantages -> loss_step -> Update -> Run
 """
 
-from rlkit import _openmp, losses, metrics, oracle, rewards, tasks  # _openmp first: it acts before torch is loaded
-from rlkit.advantages import compute_kl, compute_loo_advantage, compute_optimal_advantage, optimal_value
-from rlkit.card import model_card
-from rlkit.comparison import Comparison
+from rlkit import losses, metrics, oracle, rewards, tasks
+from rlkit.advantages import compute_loo_advantage, compute_optimal_advantage, optimal_value
+from rlkit.dynamic_sampling import Accumulated, accumulate, drop_uninformative_groups
+from rlkit.engine import EngineError
 from rlkit.engines import ContinuousBatching, Server, VLLMColocate, VLLMMemory, VLLMServer, serve, vllm_memory
-from rlkit.evaluate import Evaluation, evaluate
+from rlkit.engines.transformers_engine import TransformersEngine
+from rlkit.evaluation.compare import Comparison
+from rlkit.evaluation.evaluate import Evaluation, evaluate
 from rlkit.export import ExportError, export
-from rlkit.groups import Accumulated, accumulate, drop_uninformative_groups
-from rlkit.launch import launch
+from rlkit.export.launch import launch
+from rlkit.kl import compute_kl
 from rlkit.loading import load_policy
 from rlkit.logps import compute_logps
 from rlkit.losses import RLOO, AStarPO, LossInputs, a2po_loss, rloo_loss
 from rlkit.policy import Policy
 from rlkit.prompts import PromptLoader, make_batch
 from rlkit.reference import update_reference
-from rlkit.rewards import score
-from rlkit.rollout import PromptBatch, Rollout, SamplingParams, Scores, Update
 from rlkit.run import Run, RunReader
-from rlkit.sampling import EngineError, TransformersEngine, sample
+from rlkit.run.model_card import model_card
+from rlkit.sampling import sample
+from rlkit.scoring import score
 from rlkit.step import loss_step
+from rlkit.support import openmp as _openmp  # _openmp first: it acts before torch is loaded
+from rlkit.types import PromptBatch, Rollout, SamplingParams, Scores, Update
 from rlkit.view import Dashboard, show_completions
 from rlkit.vstar import ValueTable, estimate_vstar
 from rlkit.world import World, setup

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from rlkit.policy import SEQ2SEQ, Policy, check_is_causal_lm
+from rlkit.causal_lm import SEQ2SEQ, check_is_causal_lm
+from rlkit.policy import Policy
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

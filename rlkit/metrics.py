@@ -13,8 +13,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rlkit.advantages import compute_kl, group_index
-from rlkit.rollout import Rollout, Scores
+from rlkit.advantages import group_index
+from rlkit.kl import compute_kl
+from rlkit.types import Rollout, Scores
 
 
 @dataclass(frozen=True)

@@ -19,11 +19,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from rlkit.logps import compute_logps, vocabulary_size
+from rlkit.causal_lm import vocabulary_size
+from rlkit.engine import Completion
+from rlkit.engines.assembly import assemble, pad_completions
+from rlkit.logps import compute_logps
 from rlkit.prompts import make_batch
-from rlkit.rollout import Prompt, PromptBatch, Rollout, SamplingParams
-from rlkit.sampling.assemble import assemble, pad_completions
-from rlkit.sampling.engine import Completion
+from rlkit.types import Prompt, PromptBatch, Rollout, SamplingParams
 
 if TYPE_CHECKING:
     from rlkit.policy import Policy

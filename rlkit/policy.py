@@ -19,24 +19,24 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from rlkit import collectives
-from rlkit.logps import (
-    EntropyMode,
-    TokenScorer,
-    TokenScores,
+from rlkit.causal_lm import (
     causal_lm_of,
+    check_is_causal_lm,
     decoder_of,
+    end_of_completion_ids,
+    ensure_pad_token,
     evaluation_mode,
-    score_rollout,
     vocabulary_size,
 )
-from rlkit.rollout import Rollout
-from rlkit.strategies import broadcast_weights, fsdp_modules, gathered
+from rlkit.distributed import collectives
+from rlkit.distributed.sharding import broadcast_weights, fsdp_modules, gathered
+from rlkit.token_scorer import EntropyMode, TokenScorer, TokenScores, score_rollout
+from rlkit.types import Rollout
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from rlkit.sampling.engine import Engine
+    from rlkit.engine import Engine
 
 
 class Policy:
@@ -81,7 +81,7 @@ class Policy:
         self.engine: Engine | None = None
         self.marks: dict[int, int] = {}
         self.eos_ids = end_of_completion_ids(model, tokenizer, extra=eos_ids)
-        self.pad_id = _ensure_pad_token(self.tokenizer, self.eos_ids)
+        self.pad_id = ensure_pad_token(self.tokenizer, self.eos_ids)
         if len(tokenizer) > vocabulary_size(model):
             raise ValueError(
                 f"Policy {name!r}: the tokenizer has {len(tokenizer)} tokens, the model only {vocabulary_size(model)} "
@@ -255,7 +255,7 @@ class Policy:
 
         from huggingface_hub import HfApi
 
-        from rlkit.card import model_card
+        from rlkit.run.model_card import model_card
 
         with tempfile.TemporaryDirectory() as folder:
             self.save_pretrained(folder)
@@ -280,64 +280,4 @@ class Policy:
         return (
             f"Policy({self.name!r}, {type(self.model).__name__}, {count:,} parameters, {trainable:,} trainable, "
             f"{next(self.model.parameters()).dtype}, {self.device}, ends on {self.eos_ids}, version {self.version})"
-        )
-
-
-def end_of_completion_ids(model: Any, tokenizer: Any, *, extra: Iterable[int] = ()) -> tuple[int, ...]:
-    """Every id that ends a completion: of the tokenizer, of the generation config, of the model config, and extra ones.
-
-    Raises:
-        ValueError: there is none.
-    """
-    found = {int(i) for i in extra}
-    generation = getattr(model, "generation_config", None)
-    configs = [generation, model.config.get_text_config()]
-    for value in [tokenizer.eos_token_id, *(getattr(config, "eos_token_id", None) for config in configs if config)]:
-        if value is not None:
-            found.update([value] if isinstance(value, int) else value)
-    size = vocabulary_size(model)
-    found = {i for i in found if 0 <= i < size}
-    if not found:
-        raise ValueError(
-            "load_policy: neither the tokenizer nor the model's configs name an end-of-sequence token, so no "
-            "completion could ever end. Pass eos_ids=[...], e.g. the id of the line break."
-        )
-    return tuple(sorted(found))
-
-
-def _ensure_pad_token(tokenizer: Any, eos_ids: tuple[int, ...]) -> int:
-    """Padding id; the tokenizer (our copy) gets one if it has none. Masks come from lengths, so it may equal EOS."""
-    if tokenizer.pad_token_id is None:
-        tokenizer.pad_token = tokenizer.eos_token or tokenizer.convert_ids_to_tokens(eos_ids[0])
-    return int(tokenizer.pad_token_id)
-
-
-SEQ2SEQ = (
-    "load_policy: {name!r} ({kind}) is a sequence-to-sequence model; rlkit trains causal language models, whose "
-    "completion continues the prompt. Choose a decoder-only model."
-)
-
-
-def check_is_causal_lm(model: Any) -> None:
-    """Refuse what is no causal language model with a head.
-
-    Raises:
-        TypeError, ValueError: say what came and what to do.
-    """
-    config = getattr(model, "config", None)
-    if config is None or not hasattr(config, "get_text_config"):
-        raise TypeError(f"load_policy: expected a transformers causal language model, got {type(model).__name__}.")
-    if getattr(config, "is_encoder_decoder", False):
-        raise ValueError(SEQ2SEQ.format(name=type(model).__name__, kind=config.model_type))
-    if getattr(getattr(model, "active_peft_config", None), "is_prompt_learning", False):
-        raise TypeError(
-            "load_policy: prompt tuning keeps virtual tokens in the wrapper around the model, which rlkit does not "
-            "support. Use LoRA or another adapter that lives inside the model."
-        )
-    if type(causal_lm_of(model)).__name__.endswith("ForMaskedLM"):
-        raise TypeError(f"load_policy: expected a causal language model, got the masked one {type(model).__name__}.")
-    if model.get_output_embeddings() is None:
-        raise TypeError(
-            f"load_policy: {type(model).__name__} has no language-model head. "
-            "Load it with AutoModelForCausalLM, or pass its name."
         )

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import Tensor
 
-from rlkit.files import regular, written_whole
-from rlkit.text import table_html
+from rlkit.support.files import regular, written_whole
+from rlkit.support.text import table_html
 
 if TYPE_CHECKING:
     import pandas as pd

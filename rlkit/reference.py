@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from rlkit.logps import causal_lm_of, vocabulary_size
+from rlkit.causal_lm import causal_lm_of, vocabulary_size
+from rlkit.distributed.sharding import fsdp_modules, gathered
 from rlkit.policy import Policy
-from rlkit.strategies import fsdp_modules, gathered
 
 if TYPE_CHECKING:
     from torch.nn import Parameter

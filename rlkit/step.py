@@ -16,13 +16,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from rlkit import collectives
-from rlkit.logps import EntropyMode, evaluation_mode
+from rlkit.causal_lm import evaluation_mode
+from rlkit.distributed import collectives
 from rlkit.losses import RLOO, LossFunction, LossInputs, importance_ratio
-from rlkit.rollout import Rollout, Update
 from rlkit.step_checks import check_inputs, check_precision, check_tools, check_weights
-from rlkit.strategies import Updater, updater_of, verify_gradients
-from rlkit.timing import phase
+from rlkit.strategies.updater import Updater, updater_of, verify_gradients
+from rlkit.support.timing import phase
+from rlkit.token_scorer import EntropyMode
+from rlkit.types import Rollout, Update
 
 if TYPE_CHECKING:
     from rlkit.policy import Policy

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from rlkit import collectives
-from rlkit.rollout import Rollout
-from rlkit.strategies import Updater
+from rlkit.distributed import collectives
+from rlkit.strategies.updater import Updater
+from rlkit.types import Rollout
 
 if TYPE_CHECKING:
     from rlkit.policy import Policy

@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, overload
 import numpy as np
 import torch
 
-from rlkit import collectives, watch
+from rlkit.distributed import collectives, failure
+from rlkit.distributed.rank_output import RankLog
 from rlkit.loading import default_device
 from rlkit.policy import Policy
-from rlkit.rank_log import RankLog
-from rlkit.run.settings import current
-from rlkit.strategies import wrap_ddp, wrap_fsdp2
+from rlkit.strategies.wrap import wrap_ddp, wrap_fsdp2
+from rlkit.support.process_state import current
 
 if TYPE_CHECKING:
     from torch.nn import Parameter
@@ -124,7 +124,7 @@ class World:
         self._agree(policy, chosen)
         built: Any
         if chosen == "zero3":
-            from rlkit.zero3 import wrap_zero3  # only here: DeepSpeed is an extra
+            from rlkit.strategies.zero3 import wrap_zero3  # only here: DeepSpeed is an extra
 
             built = wrap_zero3(policy, optimizer)
         else:
@@ -137,7 +137,7 @@ class World:
         if optimizer is None:
             return policy
         if current.vllm_url is not None:  # --vllm-url of an exported script
-            from rlkit.engines.server import VLLMServer
+            from rlkit.engines.vllm.client import VLLMServer
 
             policy.use(
                 VLLMServer(
@@ -260,7 +260,7 @@ def _join(size: int, timeout_minutes: float) -> None:
     dist.init_process_group(
         backend, store=dist.PrefixStore("rlkit-group", store), rank=rank, world_size=size, timeout=timeout
     )
-    watch.start(store, rank)
+    failure.start(store, rank)
     import atexit
 
     atexit.register(_leave)

@@ -223,8 +223,8 @@ class Checks:
 def work(folder: Path) -> None:
     """On each process: train, resume, score in bfloat16, and leave what came out in a file."""
     import rlkit as rl
-    from rlkit import collectives
-    from rlkit.strategies import gathered
+    from rlkit.distributed import collectives
+    from rlkit.distributed.sharding import gathered
 
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cudnn.allow_tf32 = False

@@ -157,7 +157,7 @@ def ranks(name: str, device: str, tensor_parallel_size: int) -> None:
 
 def one_rank(tensor_parallel_size: int, device: str) -> None:
     """What each of the two processes does; the first says what came out."""
-    from rlkit import collectives
+    from rlkit.distributed import collectives
 
     world = rl.setup(seed=0)
     dtype = torch.bfloat16 if device == "cuda" else torch.float32

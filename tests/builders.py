@@ -10,7 +10,7 @@ from torch import nn
 
 from rlkit.loading import load_policy
 from rlkit.policy import Policy
-from rlkit.rollout import Rollout, SamplingParams, Scores
+from rlkit.types import Rollout, SamplingParams, Scores
 
 SPECIAL = ("<pad>", "<bos>", "<eos>", "<unk>")
 PAD, BOS, EOS, UNKNOWN = range(4)

@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 from tolerances import CLOSE, EXACT, FLOAT32, FLOAT64, FLOAT64_SUM, TABLE_DIGITS
 
 from rlkit.advantages import (
-    compute_kl,
     compute_loo_advantage,
     compute_optimal_advantage,
     group_index,
     optimal_value,
     penalised_reward,
 )
+from rlkit.kl import compute_kl
 
 NAN, INF = math.nan, math.inf
 REWARDS = st.floats(-10, 10, width=32)

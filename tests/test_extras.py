@@ -31,7 +31,9 @@ def test_the_balance_loss_is_the_models_own_and_reaches_the_router():
     """`aux_loss` as transformers computes it for the same tokens, and its gradient times the coefficient."""
     policy, rollout = moe_policy(), make_rollout()
     scores = policy.score_tokens(rollout, balance=True)
-    packed = rl.logps.pack(rollout.prompt_ids, rollout.prompt_mask, rollout.completion_ids, rollout.completion_mask)
+    packed = rl.token_scorer.pack(
+        rollout.prompt_ids, rollout.prompt_mask, rollout.completion_ids, rollout.completion_mask
+    )
     own = policy.model(packed.input_ids, attention_mask=packed.attention_mask.long(), output_router_logits=True)
     torch.testing.assert_close(scores.balance_loss, own.aux_loss, **FLOAT32)
 

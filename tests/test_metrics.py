@@ -98,8 +98,8 @@ def test_terminated_lengths_are_zero_where_nothing_ended():
 
 def test_an_end_token_at_the_limit_is_not_truncation():
     """Row 'completion [5,106,9,9], EOS ids {1,106}' (B15): cut after 106, not truncated, two tokens count."""
-    from rlkit.sampling.assemble import assemble, cut_at_end
-    from rlkit.sampling.engine import Completion
+    from rlkit.engine import Completion
+    from rlkit.engines.assembly import assemble, cut_at_end
 
     policy = tiny_policy()
     tokens, ended = cut_at_end([5, 106, 9, 9], eos_ids=[1, 106])

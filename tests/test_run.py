@@ -12,7 +12,7 @@ from builders import make_rollout, make_scores
 
 import rlkit as rl
 from rlkit.run.folder import append_line, unlock
-from rlkit.run.lines import read_lines
+from rlkit.run.line_files import read_lines
 from rlkit.run.run import format_line
 
 

@@ -4,7 +4,7 @@ import importlib.util
 
 import pytest
 import torch
-from sampling.sampling_helpers import own_logps, rows_of
+from engines.sampling_helpers import own_logps, rows_of
 from tolerances import EXACT
 
 import rlkit as rl

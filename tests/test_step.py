@@ -38,7 +38,7 @@ from transformers import (
 import rlkit as rl
 import rlkit.logps
 from rlkit.losses import importance_ratio
-from rlkit.rollout import SamplingParams
+from rlkit.types import SamplingParams
 
 LENGTHS = (3, 1, 2, 5, 4, 2, 6, 3)
 ADVANTAGES = torch.tensor([1.0, -1.0, 0.5, -0.25, 2.0, 0.75, -1.5, 0.3])
@@ -161,13 +161,13 @@ def test_chunks_of_the_head_give_the_same_numbers_and_gradients(policy, monkeypa
     rollout = make_rollout(LENGTHS)
     whole = policy.score_tokens(rollout, entropy="grad")
     want = gradients_of(policy, (whole.logp * ADVANTAGES[:, None] + whole.entropy).sum())
-    monkeypatch.setattr(rlkit.logps, "MAX_CHUNK_ELEMENTS", 3 * policy.model.config.vocab_size)
+    monkeypatch.setattr(rlkit.token_scorer, "MAX_CHUNK_ELEMENTS", 3 * policy.model.config.vocab_size)
     sizes = []
     policy.model.lm_head.register_forward_hook(lambda module, inputs, output: sizes.append(output.numel()))
     chunked = policy.score_tokens(rollout, entropy="grad")
     assert len(sizes) == 9
     got = gradients_of(policy, (chunked.logp * ADVANTAGES[:, None] + chunked.entropy).sum())
-    assert len(sizes) == 18 and max(sizes) <= rlkit.logps.MAX_CHUNK_ELEMENTS
+    assert len(sizes) == 18 and max(sizes) <= rlkit.token_scorer.MAX_CHUNK_ELEMENTS
     torch.testing.assert_close(chunked.logp, whole.logp, **FLOAT32)
     torch.testing.assert_close(chunked.entropy, whole.entropy, **FLOAT32)
     assert_same_gradients(got, want, **FLOAT32)
@@ -212,7 +212,7 @@ def test_heads_that_scale_or_cap_their_logits_are_followed(kind):
 
 def test_pack_puts_prompt_and_completion_side_by_side():
     """By hand: [_, 7] + [8, 9, _] and [5, 6] + [4, _, _]."""
-    packed = rlkit.logps.pack(
+    packed = rlkit.token_scorer.pack(
         torch.tensor([[0, 7], [5, 6]]),
         torch.tensor([[False, True], [True, True]]),
         torch.tensor([[8, 9, 1], [4, 1, 1]]),
@@ -737,7 +737,7 @@ def test_autocast_with_chunks_gives_the_gradients_of_one_piece(monkeypatch):
     rollout = make_rollout(LENGTHS)
     _, want = step(tiny_policy(autocast=torch.bfloat16), rollout, ADVANTAGES)
     policy = tiny_policy(autocast=torch.bfloat16)
-    monkeypatch.setattr(rlkit.logps, "MAX_CHUNK_ELEMENTS", 5 * policy.model.config.vocab_size)
+    monkeypatch.setattr(rlkit.token_scorer, "MAX_CHUNK_ELEMENTS", 5 * policy.model.config.vocab_size)
     _, got = step(policy, rollout, ADVANTAGES)
     assert_same_gradients(got, want, **BFLOAT16)
 

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import rlkit as rl
-from rlkit import collectives
-from rlkit.strategies import verify_gradients
+from rlkit.distributed import collectives
+from rlkit.strategies.updater import verify_gradients
 
 
 def draws():

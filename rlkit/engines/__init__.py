@@ -1,11 +1,11 @@
 """Engines beside the default one: continuous batching, vLLM in the process and as a server, and what they share."""
 
-from rlkit.engines.colocate import VLLMColocate
-from rlkit.engines.continuous import ContinuousBatching
-from rlkit.engines.memory import VLLMMemory, vllm_memory
-from rlkit.engines.probe import ProbeError
-from rlkit.engines.server import VLLMServer
-from rlkit.engines.serving import Server, serve
+from rlkit.engines.continuous_batching import ContinuousBatching
+from rlkit.engines.vllm.client import VLLMServer
+from rlkit.engines.vllm.colocate import VLLMColocate
+from rlkit.engines.vllm.memory import VLLMMemory, vllm_memory
+from rlkit.engines.vllm.probe import ProbeError
+from rlkit.engines.vllm.server import Server, serve
 
 __all__ = [
     "ContinuousBatching",

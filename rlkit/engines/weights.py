@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from rlkit.logps import causal_lm_of
-from rlkit.strategies import gathered
+from rlkit.causal_lm import causal_lm_of
+from rlkit.distributed.sharding import gathered
 
 if TYPE_CHECKING:
     from rlkit.policy import Policy
@@ -311,7 +311,7 @@ def save_adapter(policy: "Policy", folder: str | os.PathLike[str], dtype: torch.
         ValueError: the adapter also trains whole modules, which an adapter file cannot bring to an engine; or it is not
             finite, then nothing was written.
     """
-    from rlkit import collectives
+    from rlkit.distributed import collectives
 
     model = policy.model
     if not hasattr(model, "peft_config"):

@@ -21,7 +21,7 @@ from rlkit.export.magics import plain_python
 from rlkit.export.problems import Problem
 from rlkit.export.reading import Cell, Notebook
 from rlkit.export.syntax import dotted, is_import
-from rlkit.text import visible
+from rlkit.support.text import visible
 
 MOST_NESTED = 1000  # levels of a syntax tree; a chain of as many additions
 SPLIT = "Write it in several statements."

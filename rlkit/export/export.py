@@ -14,7 +14,7 @@ from rlkit.export.problems import ExportError, Problem
 from rlkit.export.reading import GENERATED, read_notebook
 from rlkit.export.writing import code_hash, write_script
 from rlkit.record import printable
-from rlkit.text import say
+from rlkit.support.text import say
 
 
 @dataclass(frozen=True)

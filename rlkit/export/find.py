@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from rlkit.run.origin import notebook_path
+from rlkit.run.provenance import notebook_path
 
 
 def this_notebook() -> Path:

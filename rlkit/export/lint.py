@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from rlkit.export.checks import Check, Facts, calls
 from rlkit.export.handed import handed_on, is_definition, names_of_runs
 from rlkit.export.problems import Problem
+from rlkit.export.runtime.flags import own_flags
 from rlkit.export.syntax import dotted, root
 from rlkit.export.tags import near_miss
-from rlkit.flags import own_flags
 
 COLLECTIVE = {
     "barrier",

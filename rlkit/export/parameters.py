@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from rlkit.export.analysis import CodeCell, Program
 from rlkit.export.problems import Problem
-from rlkit.flags import RESERVED, all_flags, run_flags
-from rlkit.kinds import accept, kind_of, normalise
+from rlkit.export.runtime.flags import RESERVED, all_flags, run_flags
+from rlkit.export.runtime.kinds import accept, kind_of, normalise
 
 TYPES = "bool, int, float, str, list, dict, tuple, set, Literal[...], or one of them `| None`"
 COMPUTE = "Compute it in the next cell, from a parameter."

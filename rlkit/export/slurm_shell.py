@@ -4,8 +4,8 @@
 whole, with stand-ins for srun, scontrol, torchrun and vllm.
 """
 
+from rlkit.export.launch import FOREIGN
 from rlkit.export.reading import GENERATED
-from rlkit.launch import FOREIGN
 
 HEAD = f"# {GENERATED}. Start it with sbatch; docs/slurm.md of rlkit says what it does."
 
@@ -117,7 +117,8 @@ srun --nodes="$VLLM_NODES" --ntasks="$VLLM_NODES" --ntasks-per-node=1 --nodelist
   --host 0.0.0.0 --port "$port" \
   --tensor-parallel-size "$VLLM_TP" --weight-transfer-config '{"backend":"nccl"}' \
   --logprobs-mode processed_logprobs --max-logprobs -1 --generation-config vllm \
-  --worker-extension-cls rlkit.engines.worker.WeightLoader --middleware rlkit.engines.guard.Guard "${VLLM_ARGS[@]}" &
+  --worker-extension-cls rlkit.engines.worker.WeightLoader \
+  --middleware rlkit.engines.vllm.guard.Guard "${VLLM_ARGS[@]}" &
 server=$!
 
 urls=() since=$SECONDS

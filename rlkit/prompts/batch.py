@@ -7,7 +7,7 @@ import torch
 
 from rlkit.prompts.identity import content_id, plain_row
 from rlkit.prompts.tokens import PromptTokenizer
-from rlkit.rollout import Prompt, PromptBatch
+from rlkit.types import Prompt, PromptBatch
 
 if TYPE_CHECKING:
     from rlkit.policy import Policy

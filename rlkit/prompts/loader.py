@@ -4,14 +4,14 @@ import datetime
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from rlkit import collectives
+from rlkit.distributed import collectives
 from rlkit.prompts.batch import batch_of
 from rlkit.prompts.lengths import LengthRule, OnLong, check_rule
 from rlkit.prompts.rows import as_rows, is_stream
 from rlkit.prompts.supply import MapSupply, StreamSupply
 from rlkit.prompts.tokens import PromptTokenizer
-from rlkit.rollout import PromptBatch
-from rlkit.run.settings import current
+from rlkit.support.process_state import current
+from rlkit.types import PromptBatch
 
 if TYPE_CHECKING:
     from rlkit.policy import Policy

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from rlkit import collectives
+from rlkit.distributed import collectives
 from rlkit.prompts.identity import content_id
 from rlkit.prompts.lengths import LengthRule, report
 from rlkit.prompts.rows import Rows, check_columns, iterate

@@ -18,7 +18,7 @@ from typing import Any
 
 from rlkit.prompts.conversations import ChatTemplate, check_unicode, plain_message
 from rlkit.prompts.identity import without_none
-from rlkit.rollout import Prompt
+from rlkit.types import Prompt
 
 logger = logging.getLogger(__name__)
 

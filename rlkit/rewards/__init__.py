@@ -4,17 +4,17 @@
 its lower-case twin has the default ones (`accuracy`).
 """
 
+from rlkit.reward_calls.arguments import StepState
+from rlkit.reward_calls.monitor import Monitor
+from rlkit.reward_calls.reward_model import RewardModel
 from rlkit.rewards.answers import answer_part, completion_text, last_boxed
-from rlkit.rewards.arguments import StepState
 from rlkit.rewards.code_tests import PythonTests, python_tests
 from rlkit.rewards.formats import ThinkFormat, think_format
 from rlkit.rewards.lengths import CosineLength, RepetitionPenalty, SoftOverlong
 from rlkit.rewards.matching import BoxedMatch, ExactMatch, NumericMatch, boxed_match, exact_match, numeric_match
 from rlkit.rewards.math_accuracy import Accuracy, accuracy, check_gold
-from rlkit.rewards.monitor import Monitor
 from rlkit.rewards.probes import probe
-from rlkit.rewards.reward_model import RewardModel
-from rlkit.rewards.score import RewardFunction, score
+from rlkit.scoring import RewardFunction, score
 
 __all__ = [
     "Accuracy",

@@ -8,12 +8,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from rlkit.engine import Completion
+from rlkit.engines.assembly import assemble
 from rlkit.prompts import make_batch
 from rlkit.record import text_of
-from rlkit.rewards.score import RewardFunction, score
-from rlkit.rollout import Rollout, SamplingParams
-from rlkit.sampling.assemble import assemble
-from rlkit.sampling.engine import Completion
+from rlkit.scoring import RewardFunction, score
+from rlkit.types import Rollout, SamplingParams
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -16,10 +16,10 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from rlkit import collectives
-from rlkit.run.settings import current
-from rlkit.run.stopping import StopFlag
-from rlkit.text import say
+from rlkit.distributed import collectives
+from rlkit.run.signals import StopFlag
+from rlkit.support.process_state import current
+from rlkit.support.text import say
 
 POLL_SECONDS = 0.2
 _alive: "list[Background]" = []  # at most one: two loops would draw from one random state, in an order of chance

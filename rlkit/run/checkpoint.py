@@ -23,10 +23,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from rlkit import collectives
-from rlkit.files import regular, written_whole
+from rlkit.distributed import collectives
 from rlkit.run.folder import write_json
-from rlkit.run.lines import read_json
+from rlkit.run.line_files import read_json
 from rlkit.run.manifest import (
     FILE,
     candidates,
@@ -40,7 +39,8 @@ from rlkit.run.manifest import (
     verify,
 )
 from rlkit.run.random_state import random_state, set_random_state
-from rlkit.text import say
+from rlkit.support.files import regular, written_whole
+from rlkit.support.text import say
 
 if TYPE_CHECKING:
     from rlkit.policy import Policy

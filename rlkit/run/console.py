@@ -6,8 +6,8 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-from rlkit import collectives
-from rlkit.text import say
+from rlkit.distributed import collectives
+from rlkit.support.text import say
 
 
 class Console:

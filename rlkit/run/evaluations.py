@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from rlkit.metrics import for_json
 from rlkit.run.folder import append_line, keep_lines, need_folder
-from rlkit.run.lines import is_step
+from rlkit.run.line_files import is_step
 
 if TYPE_CHECKING:
-    from rlkit.evaluate import Evaluation
+    from rlkit.evaluation.evaluate import Evaluation
 
 FILE = "evaluations.jsonl"
 FOLDER = "evaluations"

@@ -23,8 +23,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from rlkit.files import regular, written_whole
-from rlkit.run.lines import is_step, read_json, read_lines
+from rlkit.run.line_files import is_step, read_json, read_lines
+from rlkit.support.files import regular, written_whole
 
 PACKAGES = ("rlkit-llm", "torch", "transformers", "trl", "datasets", "numpy")
 

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 
-from rlkit.run.controls import check_number
-from rlkit.scalars import scalar
+from rlkit.run.commands import check_number
+from rlkit.support.scalars import scalar
 
 Bounds = tuple[float | None, float | None]
 RATES = frozenset({"lr", "initial_lr", "max_lr", "min_lr"})  # of a parameter group

@@ -12,11 +12,12 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from rlkit import collectives, horizon, timing
-from rlkit.run.changes import Change
-from rlkit.run.controls import Command, Inbox
+from rlkit.distributed import collectives
+from rlkit.run.commands import Command, Inbox
 from rlkit.run.folder import append_line, write_json
-from rlkit.text import say
+from rlkit.run.knob_changes import Change
+from rlkit.support import horizon, timing
+from rlkit.support.text import say
 
 if TYPE_CHECKING:
     from rlkit.run.run import Run

@@ -12,10 +12,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from rlkit import collectives
-from rlkit.files import regular
-from rlkit.run.lines import read_json
-from rlkit.text import say
+from rlkit.distributed import collectives
+from rlkit.run.line_files import read_json
+from rlkit.support.files import regular
+from rlkit.support.text import say
 
 T = TypeVar("T")
 FILE = "run.json"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlkit.metrics import describe
 from rlkit.run.svg import COLORS, picture
-from rlkit.text import UNTYPESET, as_plotly, visible
+from rlkit.support.text import UNTYPESET, as_plotly, visible
 
 if TYPE_CHECKING:
     import pandas as pd

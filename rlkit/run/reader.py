@@ -26,7 +26,7 @@ from jaxtyping import Float64
 
 from rlkit.record import printable
 from rlkit.run import evaluations
-from rlkit.run.lines import Lines, is_step, read_json
+from rlkit.run.line_files import Lines, is_step, read_json
 from rlkit.run.rollouts import kept_steps, part_of, read_part
 
 if TYPE_CHECKING:

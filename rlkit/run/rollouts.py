@@ -16,9 +16,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlkit import collectives
-from rlkit.files import regular, written_whole
-from rlkit.run.rows import Rows, rows_of, table_of
+from rlkit.distributed import collectives
+from rlkit.run.rollout_rows import Rows, rows_of, table_of
+from rlkit.support.files import regular, written_whole
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -16,32 +16,32 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from rlkit import collectives
+from rlkit.distributed import collectives
 from rlkit.metrics import for_json
-from rlkit.rewards.monitor import Monitor
-from rlkit.rollout import Rollout, Scores, Update, check_pairing
+from rlkit.reward_calls.monitor import Monitor
 from rlkit.run import evaluations
 from rlkit.run.background import Background, loop_in_background, runs_in_place
-from rlkit.run.changes import Changes
+from rlkit.run.commands import Order, send
 from rlkit.run.console import Console
-from rlkit.run.controls import Order, send
 from rlkit.run.folder import append_line
-from rlkit.run.home import Home
-from rlkit.run.keeper import Keeper, cut_back
+from rlkit.run.knob_changes import Changes
 from rlkit.run.knobs import Bounds, Knobs, Numbers
+from rlkit.run.location import Home
 from rlkit.run.loop import Loop
-from rlkit.run.measure import Counters, format_line, measure
+from rlkit.run.measurements import Counters, format_line, measure
 from rlkit.run.plot import plot_metrics
 from rlkit.run.reader import RunReader
 from rlkit.run.rollouts import RolloutWriter
-from rlkit.run.settings import current
-from rlkit.run.sinks import Sinks, Target
-from rlkit.run.stopping import StopFlag
+from rlkit.run.saved_state import Keeper, cut_back
+from rlkit.run.signals import StopFlag
+from rlkit.run.trackers import Sinks, Target
+from rlkit.support.process_state import current
+from rlkit.types import Rollout, Scores, Update, check_pairing
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from rlkit.evaluate import Evaluation
+    from rlkit.evaluation.evaluate import Evaluation
     from rlkit.policy import Policy
     from rlkit.step import LRScheduler
     from rlkit.view.dashboard import Dashboard
@@ -352,7 +352,7 @@ class Run:
             value: its new value.
 
         Raises:
-            FileNotFoundError, RuntimeError, ValueError, TypeError: as `rlkit.run.controls.send`, which other processes
+            FileNotFoundError, RuntimeError, ValueError, TypeError: as `rlkit.run.commands.send`, which other processes
                 use; the command line is `rlkit ctl`.
         """
         path = self.path

@@ -20,7 +20,7 @@ from torch.distributed.checkpoint import filesystem, metadata
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 
-from rlkit.files import regular
+from rlkit.support.files import regular
 
 INDEX = ".metadata"
 _CLASSES: dict[tuple[str, str], Any] = {

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from rlkit.text import table_html
+from rlkit.support.text import table_html
 
 if TYPE_CHECKING:
     import datasets

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from rlkit.view.frames import Reader
-from rlkit.view.values import number
+from rlkit.view.json_values import number
+from rlkit.view.rollout_frame import Reader
 
 TOLERANCE = 2e-4
 """Stored advantages are float32 of sums of float32; a difference below this share of the numbers' size is rounding."""

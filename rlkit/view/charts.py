@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from rlkit.run.svg import COLORS
-from rlkit.text import as_plotly
+from rlkit.support.text import as_plotly
 from rlkit.view.panels import Chart, History, Line, charts_of, explain, wrapped
 
 GREY = "#777777"  # legible on white and on black; the live view replaces exactly this colour by the theme's

@@ -1,7 +1,7 @@
 """The completions of one step for the panel: the table, a group with its arithmetic, the token lens, a whole text.
 
-Each function answers one kind of request (rlkit/view/data.py). An old step may have been thinned out: the nearest one
-that is stored is shown instead, and "said" tells so.
+Each function answers one kind of request (panel_data.py). An old step may have been thinned out: the nearest one that
+is stored is shown instead, and "said" tells so.
 """
 
 import math
@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rlkit.view.arithmetic import Group, explain, known_beta, leave_one_out
-from rlkit.view.frames import HIDDEN, HINTS, Reader, load, one_row, pick, pick_step, table_columns
+from rlkit.view.json_values import clean, number, plain, short, text_of
 from rlkit.view.lens import lens
-from rlkit.view.select import select
-from rlkit.view.values import clean, number, plain, short, text_of
+from rlkit.view.rollout_frame import HIDDEN, HINTS, Reader, load, one_row, pick, pick_step, table_columns
+from rlkit.view.table_query import select
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -22,7 +22,7 @@ from typing import Any
 
 from rlkit.run.reader import RunReader
 from rlkit.run.run import Run
-from rlkit.text import UNTYPESET, as_html, fits, say
+from rlkit.support.text import UNTYPESET, as_html, fits, say
 from rlkit.view.budget import PAUSE, Budget
 from rlkit.view.frontend import FrontEnd, front_end, missing, shell
 from rlkit.view.panels import History

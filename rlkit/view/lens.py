@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rlkit.view.values import clean, number, plain, short
+from rlkit.view.json_values import clean, number, plain, short
 
 if TYPE_CHECKING:
     import pandas as pd

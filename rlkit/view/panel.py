@@ -1,8 +1,8 @@
 """The panel: completions, groups, token lens and controls of one or several runs, as one widget.
 
 The panel has no state of its own beyond what the reader looks at: every question of the browser is answered from the
-run folders (`rlkit.view.data.answer`). Commands are lines appended to a file there (`rlkit.run.controls.send`), taken
-by `run.steps` between two steps. Questions and commands are custom messages, not synced traits: a synced slider sticks
+run folders (`panel_data.answer`). Commands are lines appended to a file there (`rlkit.run.commands.send`), taken by
+`run.steps` between two steps. Questions and commands are custom messages, not synced traits: a synced slider sticks
 while a cell runs. A page that is loaded late gets all it needs from `snapshot`, a trait whose value is computed when it
 is asked for. What is pushed while a run goes (`refresh`) is small: where the runs stand, and the newest completions, so
 that the table grows even where a running cell keeps the kernel from answering.
@@ -15,10 +15,10 @@ from typing import Any
 import anywidget
 import traitlets
 
-from rlkit.view import data
-from rlkit.view.export import export_notebook
-from rlkit.view.frames import Reader, pick
-from rlkit.view.script import script, style
+from rlkit.view import panel_data
+from rlkit.view.export_button import export_notebook
+from rlkit.view.javascript import script, style
+from rlkit.view.rollout_frame import Reader, pick
 
 PUSHED_ROWS = 64
 """Completions that a refresh pushes; the browser asks for more where there are more."""
@@ -31,7 +31,7 @@ class Panel(anywidget.AnyWidget):
         readers: the runs (`rlkit.run.reader.RunReader`), the first one shown first.
         controls: show pause, stop, save and the declared numbers of runs that are live.
         send: how a command reaches a run: (path, command, name=, value=, by=) -> its number; by default
-            `rlkit.run.controls.send`.
+            `rlkit.run.commands.send`.
         fit: is told how many pixels wide the page shows the panel, now and when that changes.
         lock: held while readers are read; hold it while you refresh them in another thread. One of its own by default.
     """
@@ -118,7 +118,7 @@ class Panel(anywidget.AnyWidget):
         return {"kind": "command", "command": command, "number": number}
 
     def _try(self, request: dict[str, Any]) -> dict[str, Any]:
-        return self._guarded(lambda: data.answer(self.readers, request))
+        return self._guarded(lambda: panel_data.answer(self.readers, request))
 
     def _guarded(self, work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         try:
@@ -133,6 +133,6 @@ def _newest(overview: Any) -> int | None:
 
 
 def _send_to_folder() -> Callable[..., Any]:
-    from rlkit.run.controls import send
+    from rlkit.run.commands import send
 
     return send

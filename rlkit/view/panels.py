@@ -17,7 +17,7 @@ from rlkit.metrics import describe
 from rlkit.run.reader import RunReader
 from rlkit.view.distribution import HeatMap, Rewards
 from rlkit.view.series import Series
-from rlkit.view.signal import Signal
+from rlkit.view.signal_warning import Signal
 
 MOST_OTHERS = 12  # charts for metrics of the user's own
 MOST_HEAT_MAPS = 3

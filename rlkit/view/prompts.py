@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rlkit.view.frames import Reader, load, pick, pick_step
-from rlkit.view.values import number, plain, short, text_of
+from rlkit.view.json_values import number, plain, short, text_of
+from rlkit.view.rollout_frame import Reader, load, pick, pick_step
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -15,12 +15,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rlkit.files import written_whole
 from rlkit.run.reader import RunReader
-from rlkit.text import as_html, visible
+from rlkit.support.files import written_whole
+from rlkit.support.text import as_html, visible
 from rlkit.view.charts import Charts
+from rlkit.view.javascript import script, style
 from rlkit.view.panels import History
-from rlkit.view.script import script, style
 from rlkit.view.static import headline
 
 MAX_BYTES = 8_000_000  # of completions
@@ -86,7 +86,7 @@ def write_report(
         raise ValueError(f"write_report: max_bytes must be at least 0, got {max_bytes}.")
     from plotly.offline import get_plotlyjs
 
-    from rlkit.view.data import bundle
+    from rlkit.view.panel_data import bundle
 
     histories = [History(RunReader(run)) for run in runs]
     for history in histories:

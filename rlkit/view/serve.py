@@ -26,7 +26,7 @@ from types import FrameType
 from typing import Any
 
 from rlkit.run.reader import RunReader
-from rlkit.text import say
+from rlkit.support.text import say
 
 KERNEL = TEMPLATE = "rlkit-view"
 WIDGETS = [

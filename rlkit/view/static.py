@@ -17,7 +17,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from rlkit.run.svg import COLORS, Cells, picture
-from rlkit.text import UNTYPESET, as_html, visible
+from rlkit.support.text import UNTYPESET, as_html, visible
 from rlkit.view.panels import Chart, History, charts_of
 
 ROWS, CELL = 8, 160  # completions in the table, characters of a text

@@ -8,7 +8,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from rlkit.run.reader import RunReader
-from rlkit.text import fits, visible
+from rlkit.support.text import fits, visible
 
 if TYPE_CHECKING:
     import pandas as pd

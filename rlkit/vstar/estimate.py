@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from rlkit import collectives
 from rlkit.advantages import optimal_value
+from rlkit.distributed import collectives
+from rlkit.engine import Engine
 from rlkit.prompts import as_rows, make_batch
-from rlkit.rewards.job import OnError
-from rlkit.rewards.score import RewardFunction, score
-from rlkit.rollout import PromptBatch, text_of
-from rlkit.sampling.engine import Engine
-from rlkit.sampling.sample import owner_and_engine, sample
-from rlkit.timing import phase
+from rlkit.reward_calls.call import OnError
+from rlkit.sampling import owner_and_engine, sample
+from rlkit.scoring import RewardFunction, score
+from rlkit.support.timing import phase
+from rlkit.types import PromptBatch, text_of
 from rlkit.vstar.table import ValueTable
 
 if TYPE_CHECKING:

@@ -20,8 +20,8 @@ from torch import Tensor
 
 from rlkit.advantages import optimal_value
 from rlkit.prompts import as_rows, content_id
-from rlkit.rollout import Record, Rollout, text_of
-from rlkit.text import say
+from rlkit.support.text import say
+from rlkit.types import Record, Rollout, text_of
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -21,11 +21,11 @@ from builders import CHARACTERS, EOS
 from waiting import interrupt_when, main_thread_is_in
 
 import rlkit as rl
+from rlkit.engine import Engine, EngineError
+from rlkit.engines.transformers_engine import TransformersEngine
 from rlkit.engines.weights import named_weights
 from rlkit.prompts import make_batch
-from rlkit.rollout import SamplingParams
-from rlkit.sampling import EngineError, TransformersEngine
-from rlkit.sampling.engine import Engine
+from rlkit.types import SamplingParams
 
 PROMPTS = ["12+3=", "7", "what is the sum of 40 and 2 :", "a-b"]
 LOGP_ATOL = 2e-4  # float32, two implementations of one model (notes on vLLM, section 2)

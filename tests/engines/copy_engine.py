@@ -9,11 +9,11 @@ import torch
 from builders import character_tokenizer
 
 import rlkit as rl
-from rlkit.engines.lifecycle import Lifecycle
-from rlkit.engines.probe import Probe
+from rlkit.causal_lm import causal_lm_of
+from rlkit.engine import Completion
+from rlkit.engines.vllm.lifecycle import Lifecycle
+from rlkit.engines.vllm.probe import Probe
 from rlkit.engines.weights import check_manifest, manifest
-from rlkit.logps import causal_lm_of
-from rlkit.sampling.engine import Completion
 
 
 class CopyEngine:

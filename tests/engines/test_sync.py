@@ -7,10 +7,10 @@ from engines.contract import LOGP_ATOL, EngineContract, draw, step, tokens_of
 from engines.copy_engine import CopyEngine
 
 import rlkit as rl
+from rlkit.causal_lm import causal_lm_of
+from rlkit.engine import EngineError
 from rlkit.engines import ProbeError
 from rlkit.engines.weights import named_weights
-from rlkit.logps import causal_lm_of
-from rlkit.sampling import EngineError
 
 
 @pytest.fixture(scope="module")

@@ -10,6 +10,7 @@ from tolerances import FLOAT32
 from transformers import MixtralConfig, MixtralForCausalLM
 
 import rlkit as rl
+from rlkit.causal_lm import causal_lm_of
 from rlkit.engines.weights import (
     check_manifest,
     finite,
@@ -19,7 +20,6 @@ from rlkit.engines.weights import (
     save_adapter,
     weights_mark,
 )
-from rlkit.logps import causal_lm_of
 
 
 def stream(policy):

@@ -11,9 +11,9 @@ import pytest
 @pytest.fixture(autouse=True)
 def fresh_settings(monkeypatch):
     """A script that a test executes here leaves neither flags nor variables to the tests after it."""
-    from rlkit.run import settings
+    from rlkit.support import process_state
 
-    monkeypatch.setattr(settings.current, "__dict__", dict(vars(settings.Settings())))
+    monkeypatch.setattr(process_state.current, "__dict__", dict(vars(process_state.Settings())))
     for name in ("RLKIT_STRATEGY", "RLKIT_PRECISION", "RLKIT_PRINT_ALL_RANKS"):
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)

@@ -6,7 +6,7 @@ import nbformat
 import pytest
 
 from rlkit.cli import main
-from rlkit.flags import parse
+from rlkit.export.runtime.flags import parse
 
 
 @pytest.fixture

@@ -9,9 +9,9 @@ from cells import cell, exported, plain, run_text
 
 import rlkit as rl
 from rlkit.export import ExportError
-from rlkit.flags import Parameter, parse
-from rlkit.kinds import accept, from_text
-from rlkit.run import settings
+from rlkit.export.runtime.flags import Parameter, parse
+from rlkit.export.runtime.kinds import accept, from_text
+from rlkit.support import process_state
 
 CELL = """
 from typing import Literal, Optional
@@ -134,7 +134,7 @@ def test_config_files_stand_below_flags(text, tmp_path):
     assert found == DEFAULTS | {"steps": 9, "twice": 18, "lr": 1.0, "pair": (8, 9)}
     found = values(text, "--config", str(tmp_path / "a.yaml"))
     assert found == DEFAULTS | {"steps": 7, "twice": 14, "lr": 3e-6, "clip": False, "mode": "slow"}
-    assert settings.current.max_steps == 4
+    assert process_state.current.max_steps == 4
 
 
 @pytest.mark.parametrize(
@@ -182,7 +182,7 @@ def test_run_flags_reach_the_run(text, monkeypatch):
     import os
 
     run_text(text, "--out", "x/y", "--resume", "auto", "--save-every", "5", "--keep", "3", "--strategy", "fsdp2")
-    now = settings.current
+    now = process_state.current
     assert (str(now.out), now.resume, now.save_every, now.keep) == ("x/y", "auto", 5, 3)
     assert os.environ["RLKIT_STRATEGY"] == "fsdp2"
     assert now.parameters == DEFAULTS | {"rate": 1.0}
@@ -193,7 +193,7 @@ def test_flags_of_servers_and_processes_reach_setup_and_prepare(text):
     urls = "http://a:8000,http://b:8000"
     arguments = ["--vllm-url", urls, "--vllm-folder", "/shared", "--vllm-group-port", "7000", "--vllm-deadline", "9"]
     run_text(text, *arguments, "--dist-timeout", "5", "--backend", "gloo", "--deterministic")
-    now = settings.current
+    now = process_state.current
     assert (now.vllm_url, now.vllm_folder, now.vllm_group_port, now.vllm_deadline) == (urls, "/shared", 7000, 9)
     assert (now.dist_timeout, now.backend, now.deterministic) == (5.0, "gloo", True)
 
@@ -216,22 +216,22 @@ def test_a_seed_reaches_setup_and_the_order_of_the_prompts(text):
 
 
 def test_deterministic_algorithms_and_a_timeout_that_is_none(monkeypatch):
-    monkeypatch.setattr(settings.current, "deterministic", True)
+    monkeypatch.setattr(process_state.current, "deterministic", True)
     before = torch.are_deterministic_algorithms_enabled()
     try:
         rl.setup(seed=0)
         assert torch.are_deterministic_algorithms_enabled()
     finally:
         torch.use_deterministic_algorithms(before)
-    monkeypatch.setattr(settings.current, "dist_timeout", 0.0)
+    monkeypatch.setattr(process_state.current, "dist_timeout", 0.0)
     with pytest.raises(ValueError, match=r"--dist-timeout must be > 0 minutes, got 0.0"):
         rl.setup(seed=0)
 
 
 def test_the_trained_policy_samples_from_the_servers_of_the_flag(monkeypatch):
     """Nobody listens on port 9, so `prepare` says whom it looked for; a frozen policy stays as it is."""
-    monkeypatch.setattr(settings.current, "vllm_url", "http://127.0.0.1:9")
-    monkeypatch.setattr(settings.current, "vllm_deadline", 0.1)
+    monkeypatch.setattr(process_state.current, "vllm_url", "http://127.0.0.1:9")
+    monkeypatch.setattr(process_state.current, "vllm_deadline", 0.1)
     world = rl.setup(seed=0)
     assert world.prepare(tiny_policy()).engine is None
     with pytest.raises(rl.EngineError, match=r"no vLLM server answered at 127.0.0.1:9"):
@@ -243,7 +243,7 @@ def test_a_notebooks_own_parameter_is_the_flag(tmp_path):
     text = exported(tmp_path, cell("max_steps = 10\nstrategy = 'mine'", "parameters"), "total = max_steps").text
     found = run_text(text, "--max-steps", "3", "--strategy", "other")
     assert (found["total"], found["strategy"]) == (3, "other")
-    assert settings.current.max_steps is None
+    assert process_state.current.max_steps is None
 
 
 @pytest.mark.parametrize(
@@ -263,7 +263,7 @@ def test_reserved_names(name, tmp_path):
 def test_without_parameters_there_are_the_run_flags(tmp_path, capsys):
     text = exported(tmp_path, "x = 1").text
     assert plain(run_text(text, "--max-steps", "3"))["x"] == 1
-    assert settings.current.max_steps == 3
+    assert process_state.current.max_steps == 3
     assert "unknown flag --x." in refused(capsys, text, "--x", "1")
 
 

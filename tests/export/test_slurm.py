@@ -355,7 +355,7 @@ def test_a_job_trains_beside_its_servers_and_leaves_nothing(start):
         assert re.fullmatch("[0-9a-f]{64}", secret) and torchrun["environment"]["VLLM_API_KEY"] == secret
         assert secret not in " ".join([*vllm["arguments"], *torchrun["script"]]) and secret not in said
         assert vllm["environment"]["RLKIT_SERVE_HOSTS"] == "127.0.0.1,127.0.0.2"
-        assert vllm["arguments"][vllm["arguments"].index("--middleware") + 1] == "rlkit.engines.guard.Guard"
+        assert vllm["arguments"][vllm["arguments"].index("--middleware") + 1] == "rlkit.engines.vllm.guard.Guard"
         for environment in (vllm["environment"], torchrun["environment"]):
             assert environment["SLURM_PROCID"] == rank
             assert not {"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "TORCHELASTIC_RUN_ID"} & environment.keys()

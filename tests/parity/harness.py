@@ -17,8 +17,8 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 import rlkit as rl
-from rlkit.sampling.engine import Completion, PolicyModelEngine
-from rlkit.sampling.sample import sample
+from rlkit.engine import Completion, PolicyModelEngine
+from rlkit.sampling import sample
 
 PROMPTS = ("1+2=", "what is 7?", "ab")
 GENERATIONS = 4

@@ -14,9 +14,9 @@ from waiting import LONG, interrupt_when, until
 import rlkit as rl
 from rlkit.cli import main
 from rlkit.run.background import Background, same_torch_state
-from rlkit.run.controls import send
-from rlkit.run.lines import read_json, read_lines
-from rlkit.run.stopping import StopFlag
+from rlkit.run.commands import send
+from rlkit.run.line_files import read_json, read_lines
+from rlkit.run.signals import StopFlag
 
 
 @pytest.fixture

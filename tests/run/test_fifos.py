@@ -11,11 +11,11 @@ from builders import make_rollout, make_scores, tiny_policy
 
 import rlkit as rl
 from rlkit.cli import main
-from rlkit.files import regular, written_whole
-from rlkit.rank_log import RankLog
-from rlkit.run.controls import send
+from rlkit.distributed.rank_output import RankLog
+from rlkit.run.commands import send
 from rlkit.run.folder import append_line, unlock
-from rlkit.run.lines import read_json, read_lines
+from rlkit.run.line_files import read_json, read_lines
+from rlkit.support.files import regular, written_whole
 
 READ = [
     *("metrics.jsonl", "timings.jsonl", "evaluations.jsonl", "commands.jsonl", "changes.jsonl"),

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import rlkit as rl
-from rlkit.rank_log import MOST_CHARACTERS, RankLog
+from rlkit.distributed.rank_output import MOST_CHARACTERS, RankLog
 from rlkit.run import folder as folder_module
 from rlkit.run.folder import lives, lock, unlock
 from rlkit.run.manifest import newest

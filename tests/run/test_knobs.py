@@ -8,7 +8,7 @@ import torch
 from torch.optim import lr_scheduler
 
 import rlkit as rl
-from rlkit.run.controls import send
+from rlkit.run.commands import send
 from rlkit.run.folder import unlock
 
 RELATIVE = 1e-12  # float64

@@ -10,7 +10,7 @@ from builders import tiny_policy
 
 import rlkit as rl
 from rlkit.run.folder import fresh_folder, unlock
-from rlkit.run.settings import current
+from rlkit.support.process_state import current
 
 EVALUATED = [{"prompt": "1+1="}]
 

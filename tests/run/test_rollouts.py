@@ -12,10 +12,10 @@ from builders import SPECIAL, assert_identical, make_rollout, make_scores, tiny_
 import rlkit as rl
 from rlkit.record import printable
 from rlkit.run.folder import unlock
-from rlkit.run.lines import read_lines
+from rlkit.run.line_files import read_lines
 from rlkit.run.reader import RunReader
+from rlkit.run.rollout_rows import rows_of, table_of
 from rlkit.run.rollouts import MOST_PARTS, RolloutWriter, Thinning, cut_parts, kept_steps, part_of, spare, write_part
-from rlkit.run.rows import rows_of, table_of
 
 HOSTILE = {
     "script": "<script>alert(1)</script><img src=x onerror=alert(1)>",
@@ -329,9 +329,9 @@ def test_a_rollout_that_cannot_be_written_warns_once_and_the_training_goes_on(ru
 def test_a_process_that_cannot_send_its_rows_says_so_and_keeps_nobody_waiting(tmp_path, monkeypatch):
     """Of several processes one has a column that cannot be pickled: all of them still take part in the exchange."""
     sent = []
-    monkeypatch.setattr("rlkit.collectives.is_many", lambda: True)
-    monkeypatch.setattr("rlkit.collectives.rank", lambda: 0)
-    monkeypatch.setattr("rlkit.collectives.to_main", lambda value: sent.append(value) or [value])
+    monkeypatch.setattr("rlkit.distributed.collectives.is_many", lambda: True)
+    monkeypatch.setattr("rlkit.distributed.collectives.rank", lambda: 0)
+    monkeypatch.setattr("rlkit.distributed.collectives.to_main", lambda value: sent.append(value) or [value])
     writer = RolloutWriter(1, 2**20)
     rollout = make_rollout(columns={"mine": (lambda: 0,) * 4})
     with pytest.warns(UserWarning, match="was not written, the training goes on.*pickle"):

@@ -7,7 +7,7 @@ import torch
 from builders import tiny_policy
 
 import rlkit as rl
-from rlkit.rewards import score
+from rlkit.scoring import score
 
 gym = pytest.importorskip("reasoning_gym")
 

@@ -13,7 +13,8 @@ from equality_worker import ADAMW
 from parts import ROWS, liked, make_policy, whole_parameters, write
 
 import rlkit as rl
-from rlkit import collectives, script
+from rlkit.distributed import collectives
+from rlkit.export.runtime import script
 
 MANY = 6000  # an end, if nobody stops it
 

@@ -17,7 +17,7 @@ from builders import vllm_policy
 from copy_engine import CopyEngine
 
 import rlkit as rl
-from rlkit import collectives
+from rlkit.distributed import collectives
 from rlkit.engines.weights import named_weights
 from rlkit.prompts import make_batch
 

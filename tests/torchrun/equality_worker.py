@@ -18,7 +18,7 @@ from parts import ROWS, liked, make_policy, rows_of, whole_parameters, write
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
 import rlkit as rl
-from rlkit import collectives
+from rlkit.distributed import collectives
 
 # AdamW divides the gradient by its own size: near a gradient of 0 that is noise by noise, and float32's rounding (1e-8
 # here) comes out as a step of a whole learning rate. SGD passes rounding on as it is. AdamW with eps 1e-3 divides by

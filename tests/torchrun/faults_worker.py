@@ -15,7 +15,7 @@ from builders import llama, tiny_policy
 from parts import ROWS, liked, write_json
 
 import rlkit as rl
-from rlkit import collectives
+from rlkit.distributed import collectives
 
 
 def sgd(params: list[torch.nn.Parameter]) -> torch.optim.SGD:

@@ -23,7 +23,7 @@ from equality_worker import ADAMW
 from parts import ROWS, liked, make_policy, whole_optimizer, whole_parameters, write
 
 import rlkit as rl
-from rlkit import collectives
+from rlkit.distributed import collectives
 from rlkit.run import checkpoint, manifest
 
 STEPS, HALF = 4, 2

@@ -12,7 +12,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 
 import rlkit as rl
-from rlkit import collectives
+from rlkit.distributed import collectives
 
 WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
 SUMS = [

@@ -14,8 +14,8 @@ from builders import tiny_policy
 from parts import ROWS, liked, write, write_json
 
 import rlkit as rl
-from rlkit import collectives
-from rlkit.rewards.worker import worker_pids
+from rlkit.distributed import collectives
+from rlkit.reward_calls.worker import worker_pids
 
 
 def rank_in_group(completions, group_ids):

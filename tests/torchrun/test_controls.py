@@ -9,8 +9,8 @@ from controls_worker import MANY
 from waiting import until
 
 from rlkit.cli import main
-from rlkit.run.controls import send
-from rlkit.run.lines import read_json, read_lines
+from rlkit.run.commands import send
+from rlkit.run.line_files import read_json, read_lines
 from rlkit.run.manifest import newest
 
 pytestmark = pytest.mark.torchrun

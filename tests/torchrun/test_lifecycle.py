@@ -12,7 +12,7 @@ from comparing import WEIGHTS, assert_close
 from lifecycle_worker import HALF, STEPS, TORN, train
 
 from rlkit.run import folder
-from rlkit.run.lines import read_lines
+from rlkit.run.line_files import read_lines
 from rlkit.run.manifest import newest
 
 pytestmark = pytest.mark.torchrun

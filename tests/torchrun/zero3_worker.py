@@ -13,8 +13,9 @@ from equality_worker import ADAMW, SCENARIOS, SGD, Scenario, train
 from parts import ROWS, liked, make_policy, rows_of, write
 
 import rlkit as rl
-from rlkit import collectives, logps
-from rlkit.strategies import gathered
+from rlkit import logps, token_scorer
+from rlkit.distributed import collectives
+from rlkit.distributed.sharding import gathered
 
 TRAIN = {name: SCENARIOS[name] for name in ("uneven", "accumulation", "accumulation_adamw", "one_group", "last_batch")}
 TRAIN |= {name: SCENARIOS[name] for name in ("lora", "lora_accumulation", "tied", "gpt2", "checkpointing")}
@@ -34,16 +35,16 @@ equality_worker.whole_parameters = whole_parameters
 
 def chunked(folder: Path) -> None:
     """Ranks with another number of head calls."""
-    before = logps.MAX_CHUNK_ELEMENTS
-    logps.MAX_CHUNK_ELEMENTS = 4 * logps.vocabulary_size(make_policy("llama").model)
+    before = token_scorer.MAX_CHUNK_ELEMENTS
+    token_scorer.MAX_CHUNK_ELEMENTS = 4 * logps.vocabulary_size(make_policy("llama").model)
     for name, plan in CHUNKED.items():
         train(folder, name, plan)
-    logps.MAX_CHUNK_ELEMENTS = before
+    token_scorer.MAX_CHUNK_ELEMENTS = before
 
 
 def persistent(folder: Path) -> None:
     """Small parameters stay whole, as in real use."""
-    from rlkit import zero3
+    from rlkit.strategies import zero3
 
     before, zero3.PERSISTENCE_THRESHOLD = zero3.PERSISTENCE_THRESHOLD, 100_000
     train(folder, "persistent", Scenario(micro_batch_size=3))
@@ -187,9 +188,9 @@ def bf16(folder: Path) -> None:
 def main() -> None:
     """Run the checks that were named, or everything."""
     folder, chosen = Path(sys.argv[1]), sys.argv[2:]
-    import rlkit.zero3
+    import rlkit.strategies.zero3
 
-    rlkit.zero3.PERSISTENCE_THRESHOLD = 0  # nothing of these tiny models would be sharded
+    rlkit.strategies.zero3.PERSISTENCE_THRESHOLD = 0  # nothing of these tiny models would be sharded
     for name, plan in TRAIN.items():
         if not chosen or name in chosen:
             train(folder, name, plan)

@@ -13,10 +13,10 @@ from run_folders import HOSTILE, PROMPTS, hostile_rows, rows, write_metrics, wri
 
 import rlkit as rl
 from rlkit.run.reader import RunReader
-from rlkit.view import completions, data
-from rlkit.view.data import answer
-from rlkit.view.select import OPERATORS
-from rlkit.view.values import clean, number, plain, short
+from rlkit.view import completions, panel_data
+from rlkit.view.json_values import clean, number, plain, short
+from rlkit.view.panel_data import answer
+from rlkit.view.table_query import OPERATORS
 
 SHOWN = 1e-6  # answers keep seven digits
 
@@ -263,7 +263,7 @@ def test_a_number_keeps_seven_digits_or_says_what_it_is(value):
 def test_no_number_in_a_column_breaks_sort_or_filter(values, op, bound):
     import pandas as pd
 
-    from rlkit.view.select import select
+    from rlkit.view.table_query import select
 
     frame = pd.DataFrame({"row": range(len(values)), "x": pd.array(values, dtype="object")}).astype({"x": float})
     kept = select(frame, sort="x", descending=True, where=[{"column": "x", "op": op, "value": bound}], text="")
@@ -522,11 +522,11 @@ def test_a_row_id_of_another_prompt_is_no_match(folder):
 
 
 def test_a_bundle_stays_within_its_bytes_and_says_what_is_left_out(run):
-    whole = data.bundle([run])
+    whole = panel_data.bundle([run])
     assert whole["left_out"] == 0
     assert {key.split()[0] for key in whole["answers"]} == {"table", "lens", "group"}
     assert whole["answers"]["lens 0 3 5"] == answer([run], {"kind": "lens", "run": 0, "step": 3, "row": 5})
-    part = data.bundle([run], max_bytes=len(json.dumps(whole)) // 2)
+    part = panel_data.bundle([run], max_bytes=len(json.dumps(whole)) // 2)
     assert len(json.dumps(part)) <= len(json.dumps(whole)) // 2 and 0 < part["left_out"] < 4
     assert part["overview"]["runs"][0]["steps"] == [0, 1, 2, 3][part["left_out"] :]
 

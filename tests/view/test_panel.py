@@ -11,7 +11,7 @@ from comm.base_comm import BaseComm
 from run_folders import add_step, hostile_rows, write_rollout, write_run, write_state
 
 from rlkit.run.reader import RunReader
-from rlkit.view.export import export_notebook
+from rlkit.view.export_button import export_notebook
 from rlkit.view.panel import Panel
 
 MOST = 100_000  # bytes of one push

@@ -1,4 +1,4 @@
-"""The panel in a real browser, on a plain page: its script with answers of rlkit.view.data, no kernel, no network.
+"""The panel in a real browser, on a plain page: its script with answers of panel_data, no kernel, no network.
 
 What only JupyterLab can show (the widget's messages, a busy kernel, a reloaded page) is in the tests of the dashboard.
 """
@@ -13,8 +13,8 @@ from run_folders import HOSTILE, add_step, hostile_rows, rows, write_rollout, wr
 from waiting import LONG
 
 from rlkit.run.reader import RunReader
-from rlkit.view import completions, data
-from rlkit.view.script import script, style
+from rlkit.view import completions, panel_data
+from rlkit.view.javascript import script, style
 
 pytestmark = pytest.mark.browser
 
@@ -81,7 +81,7 @@ class Bench:
         if request["kind"] in self.answers:
             return self.answers[request["kind"]](request)
         try:
-            return json.loads(json.dumps(data.answer(self.readers, request), allow_nan=False))
+            return json.loads(json.dumps(panel_data.answer(self.readers, request), allow_nan=False))
         except ValueError as error:
             return {"error": str(error)}
 
@@ -176,7 +176,7 @@ def test_conditions_and_search_keep_what_they_say(bench, reader):
 
 
 def test_the_browser_selects_as_python_does(bench, tmp_path):
-    """Small tables are sorted and filtered in the page; the rules must be those of rlkit/view/select.py."""
+    """Small tables are sorted and filtered in the page; the rules must be those of rlkit/view/table_query.py."""
     folder = write_run(tmp_path / "run", steps=0)
     table = rows(0)
     for i, row in enumerate(table):
@@ -676,7 +676,7 @@ def test_a_number_that_is_being_typed_is_not_overwritten(bench, reader):
 
 
 def test_export_asks_for_the_path_and_lists_problems(bench, reader):
-    from rlkit.view.export import export_notebook
+    from rlkit.view.export_button import export_notebook
 
     it = bench(reader)
     notebook = reader.path / "bad.ipynb"
@@ -724,8 +724,8 @@ def test_an_unmounted_panel_is_gone(bench, reader):
 
 
 def test_a_page_without_a_kernel(bench, reader):
-    """The answers of `data.bundle` in a page: table, lens, group and slider work, and nothing is asked."""
-    it = bench(reader).start(bundle=json.loads(json.dumps(data.bundle([reader]), allow_nan=False)))
+    """The answers of `panel_data.bundle` in a page: table, lens, group and slider work, and nothing is asked."""
+    it = bench(reader).start(bundle=json.loads(json.dumps(panel_data.bundle([reader]), allow_nan=False)))
     it.page.click("[data-key=sort-reward]")
     assert it.numbers("reward") == sorted(it.numbers("reward"), reverse=True)
     it.page.locator("[data-key=slider]").fill("1")

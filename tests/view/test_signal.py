@@ -8,7 +8,7 @@ from folders import write_run
 from rlkit.run.reader import RunReader
 from rlkit.view import Dashboard
 from rlkit.view.panels import History
-from rlkit.view.signal import METRIC, STEPS, Signal, first_without_signal
+from rlkit.view.signal_warning import METRIC, STEPS, Signal, first_without_signal
 from rlkit.view.static import as_page
 
 

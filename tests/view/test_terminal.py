@@ -8,7 +8,7 @@ import pytest
 from folders import HOSTILE, write_rollout, write_run
 
 import rlkit as rl
-from rlkit.text import as_html, visible
+from rlkit.support.text import as_html, visible
 
 
 def printed(folder, **options):

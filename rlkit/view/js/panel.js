@@ -2,13 +2,13 @@
 //
 // Plain ESM, no build, no dependency. The default export is anywidget's factory; `mount(element, source)` shows the same
 // panel on any page, where source = {
-//   request(object) -> Promise(object)   answers of rlkit.view.data.answer, or {error: text}
+//   request(object) -> Promise(object)   answers of rlkit.view.panel_data.answer, or {error: text}
 //   subscribe(callback) -> unsubscribe   pushes {overview, table} while a run goes
 //   live: boolean                        false: nothing will change and nobody takes commands
 //   controls: boolean                    show pause, stop, save, numbers, export
 //   snapshot: object                     optional: {overview, table, remembered}
 //   remember(state)                      optional: keeps the reader's place for a page that is loaded later }
-// `bundled(bundle)` makes a source of the answers of rlkit.view.data.bundle, for a page without a kernel.
+// `bundled(bundle)` makes a source of the answers of rlkit.view.panel_data.bundle, for a page without a kernel.
 //
 // Rules: whatever comes from a run becomes a text node or an attribute by setAttribute, never markup. Control and
 // direction characters are drawn as signs, every text stands in <bdi>. No request leaves the page.

@@ -1,6 +1,6 @@
 // The table of completions: search, conditions, sorting, columns, pages.
 
-// ---------------------------------------------------------------- sort and filter, as rlkit/view/select.py does
+// ---------------------------------------------------------------- sort and filter, as rlkit/view/table_query.py does
 
 const textOf = (cell) => (cell === null || cell === undefined ? "" : typeof cell === "object" ? cell.text : String(cell));
 const numeric = (cell) => (typeof cell === "number" ? cell : typeof cell === "boolean" ? +cell : cell === "inf" ? Infinity : cell === "-inf" ? -Infinity : NaN);

@@ -1,0 +1,291 @@
+"""Continuous batching of transformers as an engine: `policy.use(rl.ContinuousBatching(policy))`.
+
+transformers schedules the requests over a paged cache: a sequence that ends makes room for one that waits, at every
+step. It draws from one global random state, though, its log-probabilities are those of the truncated distribution, and
+it has no stop strings. So the tokens are chosen by rlkit's own `Chooser`, which enters as a logits processor
+(`chosen.py`), and each completion is a request of its own. That keeps every promise of the default engine: seeds per
+group and completion, all sampling settings, the policy's own log-probabilities.
+
+Source: transformers 5.19, `generation/continuous_batching`. Left out: its CUDA graphs and asynchronous batches, because
+rlkit's choice of tokens takes place on the host; one prefill for the completions of a prompt (`num_return_sequences`
+forks a request); tensor parallel models.
+"""
+
+import contextlib
+import math
+import threading
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from rlkit.causal_lm import causal_lm_of
+from rlkit.engine import Completion, EngineError, PolicyModelEngine
+from rlkit.engines.continuous_sampler import Choice, choosing_processor
+from rlkit.types import SamplingParams
+
+if TYPE_CHECKING:
+    from rlkit.policy import Policy
+
+CPU_PAGE = 32
+"""Tokens of a page on a CPU: attention there runs over whole pages, filled or not."""
+PREFILL_TOKENS = 8192
+"""Most tokens of one forward pass unless the user says otherwise; transformers' own default."""
+SEQUENCES = 1024
+"""Most sequences side by side unless the user says otherwise; transformers' own default."""
+POLL_SECONDS = 0.2
+JOIN_SECONDS = 60.0
+
+
+class ContinuousBatching(PolicyModelEngine):
+    """Samples with the policy's own model by transformers' continuous batching; there are no weights to hand over.
+
+    Meant for GPUs with flash attention and completions of unequal length; without flash attention every pass computes
+    the attention of all pairs of sequences and masks it, and it is no faster than the default engine
+    (docs/performance.md).
+
+    Args:
+        policy: the policy to sample from: an attention model with "eager", "sdpa" or a flash implementation.
+        page_size: tokens per page of the cache, at least 4; None takes 32 on a CPU, 256 elsewhere (which the kernels of
+            flash attention need).
+        num_blocks: pages of the cache (each for all layers); None takes what the step's sequences side by side need on
+            a CPU, and elsewhere what fits.
+        max_batch_tokens: most tokens of one forward pass; longer prompts are split over several. None takes 8192, on a
+            CPU at most what the step needs.
+        max_requests_per_batch: most sequences side by side; None takes 1024.
+        max_memory_percent: share of the free memory, in (0, 1], for the cache; None takes transformers' own.
+        allow_block_sharing: prompts with the same first pages compute them once.
+        scheduler_type: "fifo" or "prefill_first".
+        auto_switch_to_flash: draw with flash attention where it is installed, though the policy trains without: faster,
+            and log-probabilities differ from the trainer's as two kernels do.
+
+    Raises:
+        TypeError: the model cannot do continuous batching.
+        ValueError: a setting out of its range.
+
+    Example: `policy.use(rl.ContinuousBatching(policy, max_requests_per_batch=64))`
+    """
+
+    name = "continuous-batching"
+
+    def __init__(
+        self,
+        policy: "Policy",
+        *,
+        page_size: int | None = None,
+        num_blocks: int | None = None,
+        max_batch_tokens: int | None = None,
+        max_requests_per_batch: int | None = None,
+        max_memory_percent: float | None = None,
+        allow_block_sharing: bool = True,
+        scheduler_type: str = "fifo",
+        auto_switch_to_flash: bool = False,
+    ) -> None:
+        _check_least("page_size", page_size, 4)
+        _check_least("num_blocks", num_blocks, 1)
+        _check_least("max_batch_tokens", max_batch_tokens, 1)
+        _check_least("max_requests_per_batch", max_requests_per_batch, 1)
+        if max_memory_percent is not None and not 0 < max_memory_percent <= 1:
+            raise ValueError(f"ContinuousBatching: max_memory_percent is a share in (0, 1], got {max_memory_percent}.")
+        if scheduler_type not in ("fifo", "prefill_first"):
+            raise ValueError(
+                f"ContinuousBatching: scheduler_type is 'fifo' or 'prefill_first', got {scheduler_type!r}."
+            )
+        _check_model(policy)
+        self.policy = policy
+        self._on_cpu = policy.device.type == "cpu"
+        self._page_size = page_size or (CPU_PAGE if self._on_cpu else 256)
+        self._num_blocks = num_blocks
+        self._max_batch_tokens = max_batch_tokens
+        self._max_requests = max_requests_per_batch or SEQUENCES
+        self._fixed: dict[str, Any] = {
+            "max_memory_percent": max_memory_percent,
+            "allow_block_sharing": allow_block_sharing,
+            "scheduler_type": scheduler_type,
+            "auto_switch_to_flash": auto_switch_to_flash,
+            "use_cuda_graph": False,
+            "use_async_batching": False,
+            "disable_nccl_graph_mixing": False,  # True would set a variable of the environment for the whole run
+            "seed": 0,  # for a random state that nothing draws from; None would draw the seed
+        }
+
+    def generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        group_ids: Sequence[int],
+        *,
+        num_generations: int,
+        params: SamplingParams,
+        seed: int,
+    ) -> list[list[Completion]]:
+        """For each prompt, `num_generations` completions. The same seed and group id give the same completions.
+
+        They are those of the transformers engine, up to a token whose probabilities two ways to add up numbers tell
+        apart. Ctrl-C ends it after the forward pass that runs, and the next generation starts clean.
+
+        Raises:
+            EngineError: transformers' generation loop failed.
+            ValueError: the cache (`num_blocks`) is too small for one sequence.
+        """
+        if not prompts:
+            return []
+        choice = Choice(self.policy, prompts, group_ids, num_generations, params, seed)
+        config = self._config(choice.prompts, params.max_completion_length)
+        lm = causal_lm_of(self.policy.model)
+        with (
+            self.policy.without_gradient(),
+            self.policy.inference_settings(),
+            _autocast_in_threads(lm, self.policy),
+            _random_state(self.policy),
+            _own_attention(lm),
+        ):
+            self._run(lm, config, choice)
+        version = self.policy.version
+        done = [completion._replace(version=version) for completion in choice.completions()]
+        return [done[start : start + num_generations] for start in range(0, len(done), num_generations)]
+
+    def _config(self, prompts: list[list[int]], length: int) -> Any:
+        from transformers.generation.configuration_utils import ContinuousBatchingConfig
+
+        side_by_side = min(len(prompts), self._max_requests)
+        pages = math.ceil((max(map(len, prompts)) + length) / self._page_size)
+        if self._num_blocks is not None and self._num_blocks < pages:
+            raise ValueError(
+                f"ContinuousBatching: a prompt with its completion takes up to {pages} pages of {self._page_size} "
+                f"tokens, num_blocks={self._num_blocks} holds fewer. Raise num_blocks, or leave it out."
+            )
+        blocks, tokens = self._num_blocks, self._max_batch_tokens
+        if self._on_cpu:  # transformers would take nearly all of the machine's memory
+            blocks = blocks or pages * side_by_side
+            tokens = tokens or min(PREFILL_TOKENS, max(side_by_side, sum(map(len, prompts))))
+        return ContinuousBatchingConfig(
+            # Flash attention's own way to the cache would meet a cache of the weights' dtype under mixed precision.
+            max_blocks_per_request=None if self.policy.autocast is None else 0,
+            page_size=self._page_size,
+            num_blocks=blocks,
+            max_batch_tokens=tokens,
+            max_requests_per_batch=side_by_side,
+            **self._fixed,
+        )
+
+    def _run(self, lm: Any, config: Any, choice: Choice) -> None:
+        from transformers import GenerationConfig
+
+        settings = GenerationConfig(
+            do_sample=False,  # the processor leaves one token, and the largest score is its
+            max_new_tokens=choice.params.max_completion_length,
+            eos_token_id=list(self.policy.eos_ids),
+            pad_token_id=self.policy.pad_id,
+        )
+        manager = lm.init_continuous_batching(generation_config=settings, continuous_batching_config=config)
+        try:
+            processors = manager.logit_processor
+            processors.logits_processor.append(choosing_processor(choice))
+            processors.tensors_required, processors.do_processing = 1, True
+            if self.policy.autocast is not None:
+                manager.warmup()  # makes the cache, and nothing else without CUDA graphs
+                _cast_around(manager.batch_processor.cache, lm.dtype)
+            manager.start()
+            for place, prompt in enumerate(choice.prompts):
+                manager.add_request(prompt, request_id=str(place), eos_token_id=choice.ending_ids)
+            self._wait(manager, choice)
+        finally:
+            if manager.is_running():
+                manager.stop(block=True, timeout=JOIN_SECONDS, hard_stop=True)
+            manager.destroy()
+
+    def _wait(self, manager: Any, choice: Choice) -> None:
+        left = len(choice.prompts)
+        while left:
+            result = manager.get_result(timeout=POLL_SECONDS)
+            if result is not None and result.is_finished():
+                if result.error is not None:
+                    raise EngineError(f"{self.name}: transformers' generation failed: {result.error}")
+                choice.check(int(result.request_id), result.generated_tokens)
+                left -= 1
+            elif result is None and not manager.is_running():
+                raise EngineError(
+                    f"{self.name}: transformers' generation ended with {left} completions missing: "
+                    f"{manager.background_thread_status.fatal_error}"
+                )
+
+    def __repr__(self) -> str:
+        return f"ContinuousBatching(page_size={self._page_size}, max_requests_per_batch={self._max_requests})"
+
+
+def _check_least(name: str, value: int | None, least: int) -> None:
+    if value is not None and (not isinstance(value, int) or value < least):
+        raise ValueError(f"ContinuousBatching: {name} is a whole number of at least {least} or None, got {value!r}.")
+
+
+def _check_model(policy: "Policy") -> None:
+    from transformers.generation.continuous_batching.cache import group_layers_by_attn_type
+
+    lm = causal_lm_of(policy.model)
+    reason = ""
+    if not hasattr(lm, "init_continuous_batching") or getattr(lm, "_is_stateful", False):
+        reason = "it keeps states, not a cache of keys and values"
+    else:
+        try:
+            group_layers_by_attn_type(lm.config.get_text_config())
+        except (ValueError, AttributeError) as error:
+            reason = str(error)
+    if reason:
+        raise TypeError(
+            f"ContinuousBatching: {type(lm).__name__} cannot be batched continuously by transformers: {reason}. Leave "
+            "the engine out: rl.sample needs none."
+        )
+
+
+@contextlib.contextmanager
+def _own_attention(lm: Any) -> Iterator[None]:
+    """The policy's attention afterwards, also where a second Ctrl-C kept the manager from putting it back."""
+    attention = lm.config._attn_implementation
+    try:
+        yield
+    finally:
+        if lm.config._attn_implementation != attention:
+            lm.set_attn_implementation(attention)
+
+
+@contextlib.contextmanager
+def _random_state(policy: "Policy") -> Iterator[None]:
+    """The trainer's random state, afterwards as before: the manager seeds torch when it starts."""
+    devices = [policy.device] if policy.device.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices):
+        yield
+
+
+def _cast_around(cache: Any, dtype: torch.dtype) -> None:
+    """Keys and values of mixed precision, kept in a cache of the weights' dtype (wider, so nothing is lost)."""
+    update = cache.update
+
+    def cast(key_states: Tensor, value_states: Tensor, layer_idx: int, kwargs: dict[str, Any]) -> tuple[Tensor, Tensor]:
+        keys, values = update(key_states.to(dtype), value_states.to(dtype), layer_idx, kwargs)
+        return keys.to(key_states.dtype), values.to(value_states.dtype)
+
+    cache.update = cast
+
+
+@contextlib.contextmanager
+def _autocast_in_threads(lm: Any, policy: "Policy") -> Iterator[None]:
+    """Mixed precision belongs to a thread; the passes run in one of transformers'."""
+    if policy.autocast is None:
+        yield
+        return
+    local = threading.local()
+
+    def enter(module: Any, arguments: Any) -> None:
+        local.context = torch.autocast(policy.device.type, dtype=policy.autocast)
+        local.context.__enter__()
+
+    def leave(module: Any, arguments: Any, output: Any) -> None:
+        local.context.__exit__(None, None, None)
+
+    hooks = [lm.register_forward_pre_hook(enter), lm.register_forward_hook(leave, always_call=True)]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()

@@ -1,0 +1,91 @@
+"""From logits to tokens under the sampling settings, for every engine that runs in this process."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from rlkit.engines.regex import RegexMask
+from rlkit.engines.token_noise import build_processors, draw
+from rlkit.types import SamplingParams
+
+if TYPE_CHECKING:
+    from rlkit.policy import Policy
+
+
+class Chooser:
+    """Turns logits into tokens under the sampling settings; returns the policy's own log-probability beside each.
+
+    Attributes:
+        looks_back: the choice depends on the tokens before it, so the rows of one call must be equally long.
+    """
+
+    def __init__(self, policy: "Policy", params: SamplingParams, prompts: list[list[int]]) -> None:
+        from transformers import RepetitionPenaltyLogitsProcessor, StopStringCriteria
+
+        self.params = params
+        self.processors = build_processors(params)
+        self.penalty = None
+        if params.repetition_penalty != 1:
+            self.penalty = RepetitionPenaltyLogitsProcessor(params.repetition_penalty)
+            # Pad with a token of the prompt itself: a pad id would be penalised, and it may be the end of sequence.
+            width = max(len(prompt) for prompt in prompts)
+            self.prompts = torch.tensor(
+                [[prompt[0]] * (width - len(prompt)) + prompt for prompt in prompts], device=policy.device
+            )
+        self.unused = torch.tensor(policy.unused_ids, dtype=torch.int64, device=policy.device)
+        self.regex = None if params.regex is None else RegexMask(policy, params.regex, len(prompts))
+        self.looks_back = params.min_completion_length > 0 or self.penalty is not None or self.regex is not None
+        self.stop: Any = None
+        if params.stop_strings:
+            try:
+                self.stop = StopStringCriteria(policy.tokenizer, list(params.stop_strings))
+            except ValueError:  # it probes the tokenizer with a word that not every vocabulary can spell
+                self.stop = _StopByText(policy, params.stop_strings)
+
+    def __call__(
+        self, logits: Tensor, so_far: Tensor, rows: Tensor, uniform: Tensor, step: int, eos_ids: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """(B,) tokens, and the policy's own log-probability of each, from (B,V) logits."""
+        tempered = logits / self.params.temperature
+        scores = logits
+        if self.penalty is not None:
+            scores = self.penalty(torch.cat([self.prompts[rows], so_far], dim=1), scores)
+        if step < self.params.min_completion_length:
+            scores = scores.index_fill(1, eos_ids, -torch.inf)
+        scores = self.rule_out_unused(so_far, scores)
+        if self.regex is not None:
+            scores = self.regex(scores, so_far, rows)
+        scores = self.processors(so_far, scores / self.params.temperature)
+        token = draw(scores, uniform)
+        return token, tempered.log_softmax(-1).gather(-1, token[:, None]).squeeze(-1)
+
+    def rule_out_unused(self, so_far: Tensor, scores: Tensor) -> Tensor:
+        """(B,V) scores in which ids that the tokenizer has no token for are -inf; a logits processor of `generate`."""
+        return scores.index_fill(1, self.unused, -torch.inf) if len(self.unused) else scores
+
+    def hits_stop_string(self, so_far: Tensor) -> Tensor:
+        """(B,) True where the completion so far ends with a stop string."""
+        if self.stop is None:
+            return torch.zeros(len(so_far), dtype=torch.bool, device=so_far.device)
+        return self.stop(so_far, None).to(so_far.device)
+
+
+class _StopByText:
+    """Looks for stop strings in the decoded completions: slower than transformers' criterion, for any tokenizer."""
+
+    def __init__(self, policy: "Policy", stop_strings: Sequence[str]) -> None:
+        self.tokenizer, self.stop_strings = policy.tokenizer, stop_strings
+
+    def __call__(self, tokens: Tensor, scores: None) -> Tensor:
+        texts = self.tokenizer.batch_decode(tokens)
+        return torch.tensor([any(stop in text for stop in self.stop_strings) for text in texts], dtype=torch.bool)
+
+
+def left_pad(prompts: Sequence[Sequence[int]], pad_id: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Prompts as (P,L) ids and mask (1 for tokens), padded on the left."""
+    width = max(len(prompt) for prompt in prompts)
+    ids = torch.tensor([[pad_id] * (width - len(prompt)) + list(prompt) for prompt in prompts], device=device)
+    mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts], device=device)
+    return ids, mask

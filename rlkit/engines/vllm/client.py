@@ -1,0 +1,281 @@
+"""vLLM as a server: completions over HTTP, the policy's weights by shared memory, a shared disk, or NCCL.
+
+    policy.use(rl.VLLMServer(policy, url="http://127.0.0.1:8000"))     # the server: rlkit serve MODEL
+
+A sync is: pause, load, reset the prefix cache, name the weights, resume. The name holds a random word of this engine
+and the policy's version. It is read back before and after completions are drawn, so a server that was started again,
+or that took weights from another client in between, is noticed. Whoever comes next, a restarted notebook too, simply
+syncs again; nothing of the old client is needed.
+
+Under torchrun every process makes the engine and sends its own prompts; rank 0 alone moves weights, the others wait.
+Left out: weights that go over while completions are still drawn (off-policy by design), and vLLM's `/v1/chat`, whose
+templates would replace the policy's own.
+"""
+
+import logging
+import os
+import secrets
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from rlkit.distributed import collectives
+from rlkit.engine import Completion, EngineError
+from rlkit.engines.vllm.client_probe import ServerProbe
+from rlkit.engines.vllm.completions import draw
+from rlkit.engines.vllm.connection import Remote
+from rlkit.engines.vllm.handshake import FRESH, Described, attach, check_fit
+from rlkit.engines.vllm.sampling_requests import NotFiniteError, truncates_in_vllm, vllm_request
+from rlkit.engines.vllm.transfer_choice import Lora, SyncWay, choose_way, make_handover, uses_adapter
+from rlkit.engines.vllm.weight_transfer import ADAPTER, Handover
+from rlkit.engines.weights import Manifest, is_quantised, manifest, named_weights
+from rlkit.types import SamplingParams
+
+if TYPE_CHECKING:
+    from rlkit.policy import Policy
+
+logger = logging.getLogger(__name__)
+
+MAX_STOP_STRINGS = 4  # of the OpenAI API
+
+
+class VLLMServer:
+    """Samples with one or more running vLLM servers (`rlkit serve`, `rl.serve`).
+
+    Under torchrun every process must make it.
+
+    Args:
+        policy: whose completions are drawn.
+        url: address of the server; several with commas between share the prompts, and all get the weights.
+        deadline: seconds in which a server must answer, and the longest time without any progress while it draws.
+        sync: how weights go over. "shm": a file in shared memory, for a server on this machine. "disk": a file in
+            `folder`, which both sides see. "nccl": GPU to GPU. "auto": shm on this machine, else disk if there is a
+            `folder`, else nccl.
+        folder: for "disk".
+        lora: "merge" brings the base weights with the adapter merged in, on a copy. "adapter" brings the adapter alone,
+            to a server with `--lora-rank`. "auto" does the latter for quantised base weights only.
+        probe_every: compare log-probabilities with the trainer's on a probe after the first transfer of weights and
+            every so many; 0 never does.
+        token: the server's secret. None takes that of this user's `rlkit serve` on this machine, else VLLM_API_KEY.
+        group_port: for "nccl": port at which trainer and server meet.
+
+    Raises:
+        EngineError: no server there in time, or one that cannot serve this policy: another model, other numbers, too
+            old, without the endpoints for weights. The error says which and what to do.
+        ValueError: arguments that cannot be meant.
+
+    Example:
+        policy.use(rl.VLLMServer(policy, url="http://127.0.0.1:8000"))
+    """
+
+    name = "vllm-server"
+
+    def __init__(
+        self,
+        policy: "Policy",
+        *,
+        url: str = "http://127.0.0.1:8000",
+        deadline: float = 60.0,
+        sync: SyncWay = "auto",
+        folder: str | os.PathLike[str] | None = None,
+        lora: Lora = "auto",
+        probe_every: int = 50,
+        token: str | None = None,
+        group_port: int = 51216,
+    ) -> None:
+        if deadline <= 0:
+            raise ValueError(f"VLLMServer: deadline must be > 0 seconds, got {deadline}.")
+        self.policy = policy
+        self.remotes = [Remote(one, deadline=deadline, token=token) for one in url.split(",") if one.strip()]
+        if not self.remotes:
+            raise ValueError("VLLMServer: url is empty; give the server's address, 'http://127.0.0.1:8000'.")
+        main = collectives.rank() == 0  # which alone moves weights: where it runs decides
+        self.way = collectives.from_main(choose_way(self.remotes, sync, folder) if main else "")
+        by_adapter = uses_adapter(policy, lora)
+        self.word = collectives.from_main(secrets.token_hex(4))  # in the name of the weights: whose they are
+        shapes: Manifest = {} if is_quantised(policy.model) else manifest(policy)
+        self.servers: list[Described] = [attach(remote) for remote in self.remotes]
+        for server in self.servers:
+            check_fit(server, policy, shapes)
+        self.model = ADAPTER if by_adapter else None  # instead of the server's own name of its model
+        self._version: int | None = None
+        self._closed = False
+        self.handover: Handover = make_handover(
+            policy,
+            self.servers,
+            way=self.way,
+            folder=folder,
+            adapter=by_adapter,
+            manifest=shapes,
+            group_port=group_port,
+        )
+        self.probe = ServerProbe(self, every=probe_every) if probe_every else None
+        self._trouble = "it has not been given the policy's weights yet"
+
+    @property
+    def max_context(self) -> int | None:
+        """Most tokens of prompt and completion together."""
+        return min(server.max_model_len for server in self.servers)
+
+    @property
+    def version(self) -> int | None:
+        """Policy version of the weights that were brought last; None before the first sync and after one that failed.
+
+        `generate` asks the servers whether they still have them.
+        """
+        return self._version
+
+    def generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        group_ids: Sequence[int],
+        *,
+        num_generations: int,
+        params: SamplingParams,
+        seed: int,
+    ) -> list[list[Completion]]:
+        """For each prompt, `num_generations` completions. The same seed and group id give the same completions.
+
+        Every process of the run calls it. A server that has been started again since the last sync gets the weights
+        anew first.
+
+        Raises:
+            EngineError: a server has no valid weights or another client's, dies, hangs, or cuts completions off.
+            ValueError: settings that a vLLM server does not have.
+        """
+        if len(params.stop_strings) > MAX_STOP_STRINGS:
+            raise ValueError(
+                f"sample: a vLLM server takes up to {MAX_STOP_STRINGS} stop strings, got {len(params.stop_strings)}. "
+                "Use fewer, or an engine in this process."
+            )
+        requests = [
+            vllm_request(self.policy, params, num_generations=num_generations, seed=seed, group_id=group)
+            for group in group_ids
+        ]
+        self._check_usable()
+        if self._all_look():
+            logger.warning("VLLMServer: a server was started again; it gets the weights of %r anew.", self.policy.name)
+            self.sync(named_weights(self.policy), self.policy.version)
+            if self.probe is not None:
+                self.probe.after_sync()
+        version = self._version
+        assert version is not None
+        if not prompts:
+            return []
+        shares = [(place + collectives.rank()) % len(self.servers) for place in range(len(prompts))]
+        try:
+            drawn = draw(self.policy, self.servers, shares, prompts, requests, version=version, model=self.model)
+        except NotFiniteError as error:
+            self.distrust(str(error))
+            raise
+        if self._look():
+            self.distrust("a server was started again")
+            raise EngineError(
+                f"VLLMServer: a server of {', '.join(r.where for r in self.remotes)} was started again while it drew "
+                "completions, which may come from other weights. None is kept; call sample again."
+            )
+        return drawn
+
+    def renormalises(self, params: SamplingParams) -> bool:
+        """True if vLLM's log-probabilities are of the truncated distribution, not of the policy's own."""
+        return truncates_in_vllm(self.policy, params)
+
+    def sync(self, tensors: Iterable[tuple[str, Tensor]], version: int) -> None:
+        """Put the policy's weights on every server; all processes of the run call it and wait.
+
+        Raises:
+            ValueError: names or shapes are not the servers' own, or numbers are not finite; nothing was changed there.
+            EngineError: the weights did not get there; until a sync succeeds, `generate` refuses.
+        """
+        if self._closed:
+            raise EngineError("VLLMServer: the engine is closed. Make a new one: VLLMServer(policy, url=...).")
+        before, problem = self._version, None
+        if any(collectives.gather(any(remote.unclean for remote in self.remotes))):  # rank 0 cleans for all
+            for remote in self.remotes:
+                remote.unclean = True
+        self.distrust("the last transfer of weights failed")  # an interrupt may come at any moment
+        try:
+            self.handover.send(tensors, self._tag(version))
+        except (EngineError, ValueError, OSError) as error:
+            problem = error
+        said = collectives.gather(problem)  # one process that raises alone would leave the others waiting
+        found = next((error for error in said if error is not None), None)
+        if found is None:
+            self._version = version
+            return
+        if isinstance(found, ValueError):  # nothing was changed
+            self._version = before
+        raise found
+
+    def distrust(self, why: str) -> None:
+        """Refuse to generate until the weights have been brought again."""
+        self._version, self._trouble = None, why
+
+    def check(self) -> None:
+        """Nothing if every server can draw from the policy's weights.
+
+        Raises:
+            EngineError: closed, dead, without valid weights, or with another client's.
+        """
+        self._check_usable()
+        if self._look():
+            raise EngineError(
+                f"VLLMServer: a server of {', '.join(r.where for r in self.remotes)} has been started again and has "
+                "the weights that it was started with. rl.sample brings it the policy's."
+            )
+
+    def _check_usable(self) -> None:
+        if self._closed:
+            raise EngineError("VLLMServer: the engine is closed. Make a new one: VLLMServer(policy, url=...).")
+        if self._version is None:
+            raise EngineError(
+                f"VLLMServer: {', '.join(remote.where for remote in self.remotes)} cannot generate: {self._trouble}. "
+                "rl.sample brings the weights; by hand: engine.sync(named_weights(policy), policy.version)."
+            )
+
+    def _look(self) -> bool:
+        """True if a server has been started again since the last sync.
+
+        Raises:
+            EngineError: a server does not answer, or has another client's weights; the next sync takes it back.
+        """
+        fresh = False
+        for remote in self.remotes:
+            found = remote.call("GET", "/weight_info")["weight_version"]
+            if found == FRESH:
+                fresh = True
+            elif found != self._tag(self._version):
+                mine = self._version
+                self.distrust("another client has put its weights there")
+                raise EngineError(
+                    f"VLLMServer: another client has put its weights ({found!r}) on {remote.where} since version {mine}"
+                    " of this policy was brought there. Two trainers cannot share a server: give each its own. Calling "
+                    "sample again takes this one back."
+                )
+        return fresh
+
+    def _all_look(self) -> bool:
+        """What the main process sees, on every process, so that all take the same way."""
+        fresh, problem = False, None
+        if collectives.rank() == 0:
+            try:
+                fresh = self._look()
+            except EngineError as error:
+                problem = error
+        fresh, problem = collectives.from_main((fresh, problem))
+        if problem is not None:
+            self.distrust(str(problem))
+            raise problem
+        return fresh
+
+    def close(self) -> None:
+        """Let go of the servers; they stay up. Closing twice is harmless."""
+        self._closed = True
+        self.handover.close()
+
+    def _tag(self, version: int | None) -> str:
+        return f"rlkit-{self.word}-{version}"
+
+    def __repr__(self) -> str:
+        return f"VLLMServer({','.join(r.url for r in self.remotes)}, sync {self.way}, version {self._version})"

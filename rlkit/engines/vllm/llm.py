@@ -1,0 +1,276 @@
+"""vLLM's `LLM` as an object that behaves in the trainer's process: one at a time, stepped here, closed without damage.
+
+On vLLM's public calls, except where it has none: the layers that a failed reload leaves without data are put back by
+two functions of its reload module. Its faults that are handled here are numbered in the notes on vLLM 0.32.
+Not run: anything on a GPU, so neither sleep with real memory nor CUDA graphs.
+"""
+
+import contextlib
+import gc
+import importlib
+import logging
+import sys
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from rlkit.engine import EngineError
+from rlkit.engines.vllm.lifecycle import Part
+from rlkit.engines.vllm.process_guard import (
+    DeferredInterrupt,
+    default_group_kept,
+    environment,
+    random_states_kept,
+    settings_kept,
+)
+from rlkit.engines.vllm.sampling_requests import REGEX_HINT
+from rlkit.engines.vllm.server_settings import check_lscpu, free_port
+
+logger = logging.getLogger(__name__)
+
+_live: "weakref.ref[InProcessLLM] | None" = None  # vLLM's parallel state is one per process (trap 5)
+
+
+class InProcessLLM:
+    """One `vllm.LLM` in this process. Making another closes this one.
+
+    Args:
+        settings: keywords of `vllm.LLM`.
+        device: where the trainer computes, and vLLM will.
+        name: for messages.
+        on_close: called once, when it is closed, with the reason.
+    """
+
+    def __init__(
+        self, settings: dict[str, Any], *, device: torch.device, name: str, on_close: Callable[[str], None]
+    ) -> None:
+        global _live
+        before = _live() if _live is not None else None
+        if before is not None:
+            logger.warning("%s: closing the vLLM engine that was made before; a process can have one.", name)
+            before.close("because another engine was made in this process")
+        self._name, self._on_close = name, on_close
+        self._llm: Any = None
+        self.unclean = False  # NaN may be in the blocks of the cache; the next reset overwrites them
+        self._owns_group = not dist.is_initialized()
+        variables = {
+            "VLLM_LOGGING_LEVEL": "ERROR",
+            "VLLM_NO_USAGE_STATS": "1",
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # trap 11: not the trainer's thread bound to one core
+            "OMP_NUM_THREADS": str(torch.get_num_threads()),
+        }
+        if self._owns_group or dist.get_world_size() == 1:
+            variables["VLLM_HOST_IP"] = "127.0.0.1"  # nodes of a larger run meet at a real address
+        force = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+        if settings.get("distributed_executor_backend") == "external_launcher":
+            # Which process this is, and which GPU it has, as torchrun would say it.
+            variables |= {"RANK": "0", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+            force |= {"LOCAL_RANK": str(device.index)} if device.index is not None else {}
+        with environment(variables, force=force), self._as_a_guest():
+            try:
+                self._llm = _load_vllm(name)(**settings)
+            except BaseException:  # too little memory, Ctrl-C: the next one must find nothing of this one
+                _forget_parallel_state()
+                raise
+        _live = weakref.ref(self)
+
+    def run(self, prompts: Sequence[Sequence[int]], requests: Sequence[dict[str, Any]], adapter: Any) -> list[Any]:
+        """VLLM's output of each prompt, in their order. Ctrl-C ends it between two steps and leaves nothing behind.
+
+        Raises:
+            ValueError: vLLM refuses a prompt or a setting.
+            EngineError: outputs are missing.
+        """
+        from vllm import SamplingParams
+        from vllm.sampling_params import StructuredOutputsParams
+
+        torch.get_num_threads()  # a new thread takes torch's setting when it first asks; vLLM's attention counts before
+        settings = []
+        for request in requests:
+            values = dict(request)
+            if "structured_outputs" in values:
+                values["structured_outputs"] = StructuredOutputsParams(**values["structured_outputs"])
+            settings.append(SamplingParams(**values))
+        engine, done, order = self._llm.llm_engine, {}, []
+        with random_states_kept(), DeferredInterrupt() as interrupt:
+            try:
+                order += self._enqueue(prompts, settings, adapter)
+                while engine.has_unfinished_requests():
+                    interrupt.deliver()
+                    done.update({output.request_id: output for output in engine.step() if output.finished})
+            finally:
+                if order and engine.has_unfinished_requests():
+                    # Trap 4: left alive, they would keep the scheduler spinning in the next generation.
+                    engine.abort_request(order, internal=True)
+        if len(done) != len(order):
+            raise EngineError(f"{self._name}: {len(order)} prompts went in, {len(done)} came out.")
+        return sorted(done.values(), key=lambda output: int(output.request_id))
+
+    def _enqueue(self, prompts: Sequence[Sequence[int]], settings: list[Any], adapter: Any) -> list[str]:
+        from vllm.exceptions import VLLMError
+
+        try:
+            inputs = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
+            return list(self._llm.enqueue(inputs, settings, lora_request=adapter, use_tqdm=False))
+        except (VLLMError, ValueError) as error:
+            hint = f" {REGEX_HINT}" if any(one.structured_outputs is not None for one in settings) else ""
+            said = " ".join(str(error).split()).rstrip(".")
+            raise ValueError(f"{self._name}: vLLM refuses these settings or prompts: {said}.{hint}") from error
+
+    def reload(self, stream: Iterable[tuple[str, Tensor]]) -> None:
+        """Put weights in place, a layer at a time, in the form that the kernels want.
+
+        Raises:
+            EngineError: vLLM could not; layers may hold old and new weights.
+        """
+        from vllm.exceptions import VLLMError
+
+        loaded = False
+        try:
+            with random_states_kept():
+                self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(stream)})
+            loaded = True
+        except (
+            VLLMError,
+            LookupError,
+            ValueError,
+            RuntimeError,
+            AssertionError,
+            TypeError,
+            AttributeError,
+            OSError,
+        ) as error:
+            raise EngineError(
+                f"{self._name}: vLLM could not load the weights ({type(error).__name__}: {error}). It refuses to "
+                "generate until a whole transfer succeeds."
+            ) from error
+        finally:
+            if not loaded:  # trap 3: a load that stops half-way leaves layers without data
+                self._llm.apply_model(restore_layers)
+
+    def add_adapter(self, request: Any) -> None:
+        """Load a LoRA adapter, a `LoRARequest`.
+
+        Raises:
+            EngineError: vLLM did not take it.
+        """
+        from vllm.exceptions import VLLMError
+
+        try:
+            self._llm.llm_engine.add_lora(request)
+        except (VLLMError, ValueError, RuntimeError, KeyError, OSError) as error:
+            raise EngineError(f"{self._name}: vLLM could not load the adapter: {error}") from error
+        if request.lora_int_id not in self._llm.llm_engine.list_loras():
+            raise EngineError(f"{self._name}: vLLM did not take the adapter in {request.lora_path}.")
+
+    def sleep(self, level: int) -> None:
+        """Give memory back."""
+        self._llm.sleep(level)
+
+    def wake(self, part: Part) -> None:
+        """Take the memory of one part again."""
+        self._llm.wake_up(tags=[part])
+
+    def reset_cache(self) -> bool:
+        """Forget the prefix cache; False while requests are alive in it."""
+        if not self._llm.reset_prefix_cache():
+            return False
+        if self.unclean:
+            self._llm.collective_rpc(clear_blocks)
+            self.unclean = False
+        return True
+
+    def set_version(self, version: int) -> None:
+        """Every completion comes back with the version of the weights that drew it."""
+        self._llm.update_weight_version(str(version))
+
+    def close(self, why: str) -> None:
+        """Give the memory back. The trainer's process group stays; closing twice is harmless."""
+        global _live
+        if self._llm is None:
+            return
+        llm, self._llm = self._llm, None
+        with self._as_a_guest():
+            if llm.llm_engine.is_sleeping():
+                _wake_before_the_end(llm, self._name)
+            llm.llm_engine.engine_core.shutdown()
+            del llm
+            gc.collect()
+        if _live is not None and _live() is self:
+            _live = None
+        self._on_close(why)
+
+    def _as_a_guest(self) -> contextlib.ExitStack:
+        stack = contextlib.ExitStack()
+        stack.enter_context(random_states_kept())
+        stack.enter_context(settings_kept())
+        stack.enter_context(default_group_kept(not self._owns_group))  # trap 6
+        return stack
+
+
+def _load_vllm(name: str) -> Any:
+    try:
+        from vllm.platforms import current_platform
+
+        if current_platform.is_cpu():
+            check_lscpu(name)
+            # Trap 9: the first log-probability would compile a function with a C++ compiler that may not be there.
+            type(current_platform).simple_compile_backend = "eager"
+        from vllm import LLM
+    except (ImportError, RuntimeError) as error:  # trap 16: torchvision raises the latter beside another torch
+        raise ImportError(
+            f"{name}: vLLM does not load here ({type(error).__name__}: {error}). If it speaks of torchvision, "
+            "torchaudio or torchcodec, they are for another torch: pip uninstall torchvision torchaudio torchcodec."
+        ) from error
+    if not hasattr(LLM, "update_weight_version"):
+        release = importlib.import_module("vllm").__version__
+        raise ImportError(f"{name}: vLLM {release} is too old; rlkit was tested with 0.32: pip install 'vllm>=0.32'.")
+    return LLM
+
+
+def _forget_parallel_state() -> None:
+    """Take down what an engine that failed half-way has set up; closing does the same for one that is whole."""
+    if "vllm.distributed.parallel_state" in sys.modules:
+        from vllm.distributed import destroy_distributed_environment, destroy_model_parallel
+
+        destroy_model_parallel()
+        destroy_distributed_environment()
+        gc.collect()
+
+
+def _wake_before_the_end(llm: Any, name: str) -> None:
+    """Memory that sleeps must not be freed: CUDA's error stays in vLLM's allocator, and the next engine gets nothing.
+
+    (Read in csrc/cumem_allocator.cpp, where `my_free` unmaps what sleep has unmapped; not run, no GPU.)
+    """
+    try:
+        llm.wake_up()
+    except RuntimeError as error:
+        logger.warning("%s: could not wake before closing (%s); a new engine may need a new process.", name, error)
+
+
+def clear_blocks(worker: Any) -> None:
+    """Overwrite the cache of keys and values, which no request may use at this moment, by zeros.
+
+    A block that a new request gets holds old numbers past its last token. The attention multiplies them by 0, which
+    makes NaN of NaN: after one draw with NaN vLLM 0.32 draws NaN for ever, with right weights too.
+    """
+    for layer in worker.model_runner.kv_caches:
+        for part in layer if isinstance(layer, (list, tuple)) else [layer]:  # several where a layer has states as well
+            part.zero_()
+
+
+def restore_layers(model: Any) -> None:
+    """After a reload that failed: every layer has data again, some of it old. From the notes, section 1."""
+    from vllm.model_executor.model_loader.reload.layerwise import _place_kernel_tensors, get_layerwise_info
+
+    for layer in model.modules():
+        info = get_layerwise_info(layer)
+        if info.can_load():
+            if info.kernel_tensors is not None:
+                _place_kernel_tensors(layer, info)
+            info.reset()

@@ -1,0 +1,6 @@
+"""Evaluation without training: rewards on held-out data, pass@k, and comparisons of two evaluations."""
+
+from rlkit.evaluation.compare import Comparison
+from rlkit.evaluation.evaluate import Evaluation, evaluate
+
+__all__ = ["Comparison", "Evaluation", "evaluate"]

@@ -1,0 +1,246 @@
+"""Controls: commands that anybody appends to a file of the run's folder; `run.steps` takes them between two steps.
+
+    commands.jsonl   {"command": "set", "name": "beta", "value": 0.1, "by": "rlkit ctl", "time": 1764000000.0}
+
+One channel for the buttons of the view, another notebook, a browser tab and `rlkit ctl runs/x stop`. A file and not a
+socket: it works for a job on another node of the cluster, and leaves a record of who changed what. The main process
+reads it; the loop tells the others. What was written before the loop began is history, so a resumed run does not obey
+it again; `taken` in state.json counts the lines that have been dealt with.
+"""
+
+import contextlib
+import json
+import math
+import numbers
+import os
+import socket
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from rlkit.run.folder import lives
+from rlkit.run.line_files import read_json
+from rlkit.support.files import regular
+from rlkit.support.scalars import scalar
+
+Order = Literal["pause", "resume", "stop", "save", "set"]
+ORDERS: tuple[str, ...] = get_args(Order)
+FILE = "commands.jsonl"
+MOST_BYTES = 1 << 20  # read at a time
+
+
+@dataclass(frozen=True)
+class Command:
+    """One command.
+
+    Attributes:
+        order: "pause", "resume", "stop", "save" or "set".
+        name: of the number to set.
+        value: what to set it to.
+        by: who sent it, for the log.
+    """
+
+    order: str
+    name: str | None = None
+    value: float | None = None
+    by: str = ""
+
+
+def send(
+    folder: str | os.PathLike[str], order: Order, *, name: str | None = None, value: float | None = None, by: str = ""
+) -> int:
+    """Tell a loop that runs, in this process or any other, what to do when its step is done.
+
+    Args:
+        folder: of the run.
+        order: "pause": wait before the next step; "resume": go on; "stop": end the loop with everything saved, as the
+            interrupt button does; "save": write a checkpoint; "set": change a number of `run.knobs`.
+        name: of the number, for "set".
+        value: its new value, for "set"; finite, and inside the number's bounds.
+        by: who sends it; the run's log says so.
+
+    Returns:
+        The command's number. It has been taken when `taken` in the run's state.json is as large.
+
+    Raises:
+        FileNotFoundError: no loop has begun in that folder.
+        RuntimeError: the loop has ended, or its process has.
+        ValueError: unknown order; unknown number, with the names that were declared; a value that it cannot take.
+        TypeError: a value that is no number, or name and value without "set".
+    """
+    path = Path(folder)
+    state = read_json(path / "state.json")
+    if state is None:
+        raise FileNotFoundError(f"controls.send: no loop has begun in {path} (there is no state.json).")
+    if order not in ORDERS:
+        raise ValueError(f"controls.send: expected one of {', '.join(ORDERS)}, got {order!r}.")
+    why = why_over(state)
+    if why:
+        raise RuntimeError(f"controls.send: nothing in {path} takes a command: {why}.")
+    if order == "set":
+        value = _checked(name, value, state)
+    elif name is not None or value is not None:
+        raise TypeError(f"controls.send: name and value belong to 'set', not to {order!r}.")
+    line = {"command": order, "name": name, "value": value, "by": by, "time": time.time()}
+    text = json.dumps({key: value for key, value in line.items() if value is not None}, allow_nan=False) + "\n"
+    return _append(path / FILE, text.encode())
+
+
+def _append(file: Path, line: bytes) -> int:
+    """Append a line in one write, whoever else does so; returns its number, counted from 1."""
+    handle = regular(str(file), os.O_RDWR | os.O_APPEND | os.O_CREAT)  # unbuffered: its position is the true one
+    with open(handle, "r+b", buffering=0) as raw:
+        if raw.seek(0, os.SEEK_END):
+            raw.seek(-1, os.SEEK_END)
+            if raw.read(1) != b"\n":  # someone died in the middle of a line
+                line = b"\n" + line
+        raw.write(line)
+        end = raw.tell()
+        raw.seek(0)
+        return raw.read(end).count(b"\n")
+
+
+def why_over(state: dict[str, Any]) -> str | None:
+    """Why a state.json means that nothing goes on there; None if a loop runs or pauses."""
+    if state.get("status") not in ("running", "paused"):
+        return f"its loop has ended ({state.get('status')}) at step {state.get('step')}"
+    pid = state.get("pid")
+    if state.get("host") == socket.gethostname() and isinstance(pid, int) and not lives(pid):
+        return f"its process {pid} has ended without a word"
+    return None
+
+
+def _checked(name: str | None, value: float | None, state: dict[str, Any]) -> float:
+    """The number of a "set", as state.json knows it; the loop checks it once more."""
+    known = state.get("numbers")
+    known = known if isinstance(known, dict) else {}
+    if name not in known:
+        what = f"declared are {', '.join(sorted(known))}" if known else "none is declared; see run.knobs"
+        raise ValueError(f"controls.send: there is no number {name!r}: {what}.")
+    bounds = state.get("bounds")
+    limits = bounds.get(name) if isinstance(bounds, dict) else None
+    return check_number("controls.send", str(name), value, type(known[name]), limits)
+
+
+def check_number(where: str, name: str, value: Any, kind: type, bounds: Any = None) -> float:
+    """A number as what it was declared: a float stays one, a whole number too.
+
+    Args:
+        where: the function, for messages.
+        name: of the number.
+        value: what it shall be.
+        kind: int or float.
+        bounds: (lowest, highest), either may be None, or None.
+
+    Raises:
+        TypeError: not a number.
+        ValueError: not finite, not whole, or out of bounds.
+    """
+    value = scalar(value)
+    is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    if not is_number:
+        raise TypeError(f"{where}: {name} must be a number, got {value!r}.")
+    if not _is_finite(value):
+        raise ValueError(f"{where}: {name} must be finite, got {str(value)[:40]}.")
+    number: float = int(value) if kind is int else float(value)
+    if kind is int and number != value:
+        raise ValueError(f"{where}: {name} must be a whole number, got {value!r}.")
+    low, high = bounds or (None, None)
+    if (low is not None and value < low) or (high is not None and value > high):
+        raise ValueError(f"{where}: {name} must be between {low} and {high}, got {value!r}.")
+    return number
+
+
+def _is_finite(value: Any) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # a whole number of hundreds of digits
+        return False
+
+
+class Inbox:
+    """The reading end, in the main process of a run.
+
+    Args:
+        folder: of the run. What stands in its file now is history.
+
+    Attributes:
+        taken: lines that have been dealt with, those of earlier loops included.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._file = folder / FILE
+        self._offset: int | None = None  # until what stands there could be read
+        self.taken = 0
+        self._failed = False
+        with contextlib.suppress(OSError):  # `take` tries again, and says so
+            self._skip_history()
+
+    def _skip_history(self) -> None:
+        before = b""
+        if self._file.exists():
+            with open(self._file, "rb", opener=regular) as file:
+                before = file.read()
+        self._offset, self.taken = len(before), before.count(b"\n")
+
+    def take(self) -> tuple[list[Command], list[str]]:
+        """The commands since the last call, and a note on each line that is none. Costs a stat if there are none."""
+        try:
+            lines = self._new_lines()
+        except OSError as error:  # a fault of the controls must not stop the training
+            notes = [] if self._failed else [f"rlkit: {self._file} cannot be read: {error}"]
+            self._failed = True
+            return [], notes
+        self._failed = False
+        commands, notes = [], []
+        for line in lines:
+            self.taken += 1
+            try:
+                commands += [parse(line)] if line.strip() else []
+            except ValueError as error:
+                notes.append(f"rlkit: line {self.taken} of {FILE} is skipped: {error}")
+        return commands, notes
+
+    def _new_lines(self) -> list[bytes]:
+        if self._offset is None:
+            self._skip_history()
+        assert self._offset is not None
+        size = self._file.stat().st_size if self._file.exists() else 0
+        if size < self._offset:  # someone emptied it
+            self._offset = self.taken = 0
+        if size == self._offset:
+            return []
+        with open(self._file, "rb", opener=regular) as file:
+            file.seek(self._offset)
+            found = file.read(MOST_BYTES)
+        whole = found.rfind(b"\n") + 1
+        if not whole and len(found) == MOST_BYTES:  # never a command, and it would stay in the way
+            self._offset += len(found)
+            return []
+        self._offset += whole
+        return found[:whole].split(b"\n")[:-1]
+
+
+def parse(line: bytes) -> Command:
+    """The command of a line.
+
+    Raises:
+        ValueError: it is none.
+
+    Example:
+        >>> parse(b'{"command": "set", "name": "beta", "value": 0.1}').value
+        0.1
+    """
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"not JSON: {line[:80]!r}") from error
+    order = found.get("command") if isinstance(found, dict) else None
+    if order not in ORDERS:
+        raise ValueError(f"no command: {line[:80]!r}")
+    name, value, by = found.get("name"), found.get("value"), found.get("by", "")
+    if order == "set" and (not isinstance(name, str) or isinstance(value, bool) or not isinstance(value, int | float)):
+        raise ValueError(f"'set' needs a name and a number: {line[:80]!r}")
+    sender = "".join(letter if letter.isprintable() else "?" for letter in str(by)[:80])  # it is printed
+    return Command(order, name if order == "set" else None, value if order == "set" else None, sender)

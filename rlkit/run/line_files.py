@@ -1,0 +1,101 @@
+"""Files of a run that another process may be writing, or has left torn: what is whole in them."""
+
+import contextlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from rlkit.support.files import regular
+
+
+class Lines:
+    """A JSON-lines file that another process may be writing: each `read` gives the lines that are new.
+
+    Attributes:
+        file: the file; it need not exist yet.
+    """
+
+    TAIL = 256  # bytes before the offset that must still be there, else the file is another one
+    BLOCK = 4 * 2**20  # bytes that are parsed at a time, so that a long file is never in memory as objects
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        self._begin()
+
+    def _begin(self) -> None:
+        self._offset, self._tail, self._torn, self._broken, self._fault = 0, b"", False, 0, ""
+
+    @property
+    def notes(self) -> list[str]:
+        """What was left out of the file."""
+        broken = f"{self.file.name}: {self._broken} lines are not JSON and were left out."
+        torn = f"{self.file.name}: the last line is not whole and was left out."
+        return [broken] * (self._broken > 0) + [torn] * self._torn + [self._fault] * bool(self._fault)
+
+    def read(self) -> Iterator[tuple[list[Any], bool]]:
+        """Yield the objects of the new whole lines, block by block, and whether they begin anew: a resumed run replaces
+        the file by one without the lines after its checkpoint.
+        """
+        try:
+            handle = open(self.file, "rb", opener=regular)
+        except FileNotFoundError:
+            if self._offset:
+                self._begin()
+                yield [], True
+            return
+        except OSError as error:
+            self._fault = f"{self.file.name} cannot be read: {error.strerror}."
+            return
+        self._fault = ""
+        with handle:
+            handle.seek(self._offset - len(self._tail))
+            anew = handle.read(len(self._tail)) != self._tail
+            if anew:
+                self._begin()
+                handle.seek(0)
+            self._torn = False
+            while not self._torn and (data := handle.read(self.BLOCK)):
+                data += handle.readline() if len(data) == self.BLOCK else b""
+                yield self._parse(data), anew
+                anew = False
+            if anew:
+                yield [], True
+
+    def _parse(self, data: bytes) -> list[Any]:
+        end = data.rfind(b"\n") + 1
+        self._torn = end < len(data)
+        self._offset += end
+        self._tail = (self._tail + data[:end])[-self.TAIL :]
+        lines = [line for line in data[:end].split(b"\n") if line.strip()]
+        with contextlib.suppress(ValueError, RecursionError):
+            found = json.loads(b"[" + b",".join(lines) + b"]")
+            if len(found) == len(lines):
+                return found
+        found = []
+        for line in lines:
+            try:
+                found.append(json.loads(line))
+            except (ValueError, RecursionError):
+                self._broken += 1
+        return found
+
+
+def read_lines(file: Path) -> list[dict[str, Any]]:
+    """The objects of a whole JSON-lines file, as `Lines` reads them: what is torn, broken or no object is left out."""
+    return [line for lines, _ in Lines(file).read() for line in lines if isinstance(line, dict)]
+
+
+def read_json(file: Path) -> dict[str, Any] | None:
+    """What a JSON file holds; None if it is missing, torn, no object or not a regular file."""
+    try:
+        with open(file, "rb", opener=regular) as handle:
+            values = json.loads(handle.read())
+    except (OSError, ValueError, RecursionError):
+        return None
+    return values if isinstance(values, dict) else None
+
+
+def is_step(value: Any) -> bool:
+    """True for what can be the step of a line: a whole number that float64 holds."""
+    return type(value) in (int, float) and abs(value) < 2**53 and value == int(value)

@@ -1,0 +1,247 @@
+"""`sample`: the first step of the loop, the same for every engine."""
+
+import contextlib
+import dataclasses
+import math
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from rlkit.distributed import collectives
+from rlkit.distributed.sharding import gathered
+from rlkit.engine import Completion, Engine, EngineError, PolicyModelEngine
+from rlkit.engines.assembly import assemble
+from rlkit.engines.transformers_engine import TransformersEngine
+from rlkit.engines.weights import named_weights, weights_mark
+from rlkit.logps import compute_logps
+from rlkit.prompts import make_batch
+from rlkit.sampling_params import from_generation_kwargs
+from rlkit.support.timing import phase
+from rlkit.types import Prompt, PromptBatch, Rollout, SamplingParams
+
+if TYPE_CHECKING:
+    from rlkit.policy import Policy
+
+RECOMPUTED_ROWS = 64
+"""Rows of one pass where the log-probabilities are recomputed."""
+
+
+@phase("sample")
+def sample(
+    policy: "Policy | Engine",
+    batch: PromptBatch | Sequence[Prompt | dict[str, Any]],
+    *,
+    num_generations: int = 8,
+    max_completion_length: int = 256,
+    temperature: float = 1.0,
+    top_p: float = 1.0,
+    top_k: int = 0,
+    min_p: float | None = None,
+    repetition_penalty: float = 1.0,
+    min_completion_length: int = 0,
+    stop_strings: Sequence[str] | str = (),
+    regex: str | None = None,
+    generation_kwargs: Mapping[str, Any] | None = None,
+    seed: int | None = None,
+    generator: torch.Generator | None = None,
+) -> Rollout:
+    """Draw G completions for each of P prompts.
+
+    Token ids go in and come out; text is made only for rewards and for people. The settings are neutral unless you say
+    otherwise: a checkpoint's own generation_config is never used. With the same seed a prompt gets the same
+    completions, whatever else is in the batch.
+
+    Args:
+        policy: a policy (its own engine is used, `transformers` by default) or an engine.
+        batch: P prompts from a `PromptLoader`; or a list of prompts or dataset rows, for trying things out.
+        num_generations: G, completions per prompt; RLOO needs 2 or more, A*-PO uses 1.
+        max_completion_length: most tokens per completion, the end token included.
+        temperature: divides the logits, > 0; remembered in the rollout and used in every later pass over it.
+        top_p, top_k, min_p, repetition_penalty: leave the policy's distribution, so the samples are no longer
+            on-policy; each is off by default and warned about once.
+        min_completion_length: tokens before an end token can be drawn; above 0 it leaves the policy's distribution too.
+        stop_strings: texts that end a completion; the token that completes one is kept.
+        regex: every completion is forced to match this regular expression as a whole.
+        generation_kwargs: the same settings under the names of transformers, vLLM or TRL (max_new_tokens, stop, ...),
+            as configs of TRL's trainers have them; they win over the arguments above.
+        seed: of this call. None draws one from `generator`, or from torch's CPU generator, which `rl.setup(seed=...)`
+            seeds.
+        generator: a CPU generator to draw the seed from.
+
+    Returns:
+        A `Rollout` of B = P*G rows, prompt-major.
+
+    Raises:
+        ValueError: a setting out of its range, no prompts, or a prompt that leaves no room for the completion.
+
+    Example:
+        rollout = rl.sample(policy, ["12+34="], num_generations=4, max_completion_length=8, seed=0)
+    """
+    if not hasattr(policy, "score_tokens") and not (hasattr(policy, "generate") and hasattr(policy, "policy")):
+        raise TypeError(
+            f"sample: expected a policy (rl.load_policy) or an engine, got {type(policy).__name__}. "
+            "A transformers model becomes a policy by rl.load_policy(model, tokenizer=tokenizer)."
+        )
+    owner, engine = owner_and_engine(policy)
+    params = SamplingParams(
+        max_completion_length=max_completion_length,
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        min_p=min_p,
+        repetition_penalty=repetition_penalty,
+        min_completion_length=min_completion_length,
+        stop_strings=(stop_strings,) if isinstance(stop_strings, str) else tuple(stop_strings or ()),
+        regex=regex,
+    )
+    if generation_kwargs:
+        params = dataclasses.replace(params, **from_generation_kwargs(generation_kwargs))
+    if not isinstance(num_generations, int):
+        raise TypeError(f"sample: num_generations must be a whole number, got {num_generations!r}.")
+    if num_generations < 1:
+        raise ValueError(f"sample: num_generations must be at least 1, got {num_generations}.")
+    if not isinstance(batch, PromptBatch):
+        batch = make_batch(owner, batch)
+    if not len(batch) and not collectives.is_many():
+        raise ValueError("sample: the batch has no prompts.")
+    check_context(owner, batch, params, engine)
+    if params.truncates and not params.is_greedy:
+        warnings.warn(
+            "sample: top_p, top_k, min_p, repetition_penalty, min_completion_length and regex draw from another "
+            "distribution than that of the policy, so the completions are not on-policy. Log-probabilities are the "
+            "policy's own, not the sampler's.",
+            stacklevel=3,
+        )
+    if seed is None:
+        seed = int(torch.randint(2**62, (), generator=generator))
+    sync(engine)
+    completions = engine.generate(
+        batch.token_ids, batch.group_id.tolist(), num_generations=num_generations, params=params, seed=seed
+    )
+    _check_completions(completions, batch, num_generations, engine)
+    rollout = assemble(owner, batch, completions, params, engine.name)
+    if not engine.renormalises(params):
+        return rollout
+    # The engine's numbers are those of the truncated distribution: as a denominator they would bias every ratio by the
+    # mass that was cut off (known_faults B51), so the policy's own take their place.
+    logp = compute_logps(owner, rollout, micro_batch_size=RECOMPUTED_ROWS)
+    return dataclasses.replace(rollout, sampler_logp=logp, logp_recomputed=True)
+
+
+def owner_and_engine(policy: "Policy | Engine") -> "tuple[Policy, Engine]":
+    """The policy and the engine that draws for it; a policy without one gets the transformers engine."""
+    given: Any = policy
+    if not hasattr(given, "score_tokens"):
+        if not hasattr(given, "policy"):
+            raise TypeError(
+                f"expected a policy from rl.load_policy, or an engine, got {type(given).__name__}: {str(given)[:60]!r}."
+            )
+        return given.policy, given
+    if given.engine is None:
+        given.engine = TransformersEngine(given)
+    return given, given.engine
+
+
+def sync(engine: Engine) -> None:
+    """Hand the policy's weights to an engine that has older ones. Every process calls it; all fail together.
+
+    Older are those of another version, and those that were changed since without a `loss_step` (`weights_mark`).
+
+    Raises:
+        EngineError: some process's engine could not take them.
+    """
+    policy = engine.policy
+    mark = None if isinstance(engine, PolicyModelEngine) else weights_mark(policy)
+    # Without a mark the last transfer failed: an engine that refused it has the weights of before.
+    changed = mark is not None and mark != policy.marks.get(id(engine))
+    stale = collectives.maxima({"stale": float(engine.version != policy.version or changed)})["stale"]
+    if not stale:
+        return
+    policy.marks.pop(id(engine), None)
+    problem: Exception | None = None
+    # Gathered around the whole transfer: an engine may keep a tensor of the stream until it has read all of them.
+    with gathered(policy.local_scorer), contextlib.closing(named_weights(policy)) as weights:
+        try:
+            engine.sync(weights, policy.version)
+        except (EngineError, ValueError, OSError) as error:
+            problem = error
+    if problem is None and engine.version != policy.version:
+        problem = EngineError(
+            f"sample: engine {engine.name!r} has weights of version {engine.version} after it was given version "
+            f"{policy.version}; its completions would not be the policy's."
+        )
+    said = collectives.gather(None if problem is None else str(problem))
+    probe = getattr(engine, "probe", None)
+    if probe is not None and not any(said):  # on every process or on none: gathering sharded weights is an exchange
+        try:
+            probe.after_sync()
+        except EngineError as error:
+            problem = error
+        said = collectives.gather(None if problem is None else str(problem))
+    if problem is None and mark is not None:
+        policy.marks[id(engine)] = mark
+    if problem is not None:
+        raise problem
+    others = [f"rank {place}: {text}" for place, text in enumerate(said) if text is not None]
+    if others:
+        raise EngineError(f"sample: the weights did not reach the engine of {'; '.join(others)}")
+
+
+def check_context(policy: "Policy", batch: PromptBatch, params: SamplingParams, engine: Engine | None = None) -> None:
+    """Refuse prompts that leave no room for a completion in the context of the model, or of the engine.
+
+    Raises:
+        ValueError: names the prompts, their lengths and the limit.
+    """
+    limits = {"the model's context": policy.max_context}
+    if engine is not None:
+        limits[f"max_model_length of engine {engine.name!r}"] = engine.max_context
+    known = {whose: length for whose, length in limits.items() if length is not None}
+    if not known:
+        return
+    whose = min(known, key=lambda name: known[name])
+    limit = known[whose]
+    room = limit - params.max_completion_length
+    too_long = [place for place, ids in enumerate(batch.token_ids) if len(ids) > room]
+    if too_long:
+        worst = max(len(batch.token_ids[place]) for place in too_long)
+        raise ValueError(
+            f"sample: prompt(s) {too_long[:8]} of the batch do not fit: up to {worst} prompt tokens + "
+            f"max_completion_length={params.max_completion_length} exceed {whose}, {limit} tokens. "
+            + (f"Use max_completion_length <= {limit - worst}, or leave" if worst < limit else "Leave")
+            + " out long prompts: in a loop with PromptLoader(..., max_prompt_length=..., on_long='skip'), before an "
+            "evaluation with dataset.filter(...)."
+        )
+
+
+def _check_completions(
+    completions: list[list[Completion]], batch: PromptBatch, num_generations: int, engine: Engine
+) -> None:
+    """An engine is outside code: what it returns is checked before it becomes a rollout."""
+    engine_name = engine.name
+    sizes = [len(group) for group in completions]
+    if sizes != [num_generations] * len(batch):
+        raise RuntimeError(
+            f"sample: engine {engine_name!r} returned groups of {sizes} completions, expected {len(batch)} groups of "
+            f"{num_generations}."
+        )
+    for place, group in enumerate(completions):
+        for completion in group:
+            if completion.version not in (None, engine.policy.version):
+                raise EngineError(
+                    f"sample: engine {engine_name!r} drew a completion of prompt {place} with the weights of version "
+                    f"{completion.version}, the policy is at version {engine.policy.version}."
+                )
+            if not completion.token_ids or len(completion.token_ids) != len(completion.logp):
+                raise RuntimeError(
+                    f"sample: engine {engine_name!r} returned {len(completion.token_ids)} tokens with "
+                    f"{len(completion.logp)} log-probabilities for prompt {place}; expected one for each, at least one."
+                )
+            if any(math.isnan(value) for value in completion.logp):
+                raise FloatingPointError(
+                    f"sample: engine {engine_name!r} returned a NaN log-probability for prompt {place}: the policy's "
+                    "weights or logits are not finite. Load the policy again, or resume from a checkpoint. loss_step "
+                    "raises where an update makes weights so; what else has changed them?"
+                )

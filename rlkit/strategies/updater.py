@@ -1,0 +1,121 @@
+"""How a policy's weights lie on several processes: whole on each (DDP) or in shards (FSDP2, and ZeRO-3 in zero3.py).
+
+Both stand around `TokenScorer`, through whose `forward` every log-probability with a gradient goes. Sampling and
+log-probabilities without gradient need no gradient exchange: DDP is passed by, and FSDP2's shards are gathered once for
+the whole call, so that processes may take different numbers of passes (completions end at different lengths).
+
+Measured traps behind the lines below (the shared study on export): FSDP2 does not broadcast the weights of rank 0; its
+first forward decides which module is the root; `generate` on a sharded PEFT wrapper fails.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from rlkit.distributed.sharding import fsdp_modules
+
+if TYPE_CHECKING:
+    from rlkit.policy import Policy
+
+
+@runtime_checkable
+class Updater(Protocol):
+    """What `loss_step` asks of a strategy: from the losses of the micro-batches to one optimizer step."""
+
+    def zero_grad(self) -> None:
+        """Drop the gradient."""
+
+    def micro_batch(self, *, last: bool) -> contextlib.AbstractContextManager[None]:
+        """Around the forward and backward pass of a micro-batch; after the last one gradients are exchanged."""
+
+    def backward(self, loss: torch.Tensor) -> None:
+        """Add the gradient of a loss; the processes' gradients are averaged."""
+
+    def clip(self, max_norm: float) -> float:
+        """Total norm of the gradient, which is clipped to `max_norm`."""
+
+    def step(self) -> None:
+        """Take the optimizer step."""
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        """This process's part of each parameter that the optimizer trains, by name."""
+
+
+class TorchUpdater:
+    """Of one process, DDP and FSDP2: the gradients lie in the parameters that the optimizer has."""
+
+    def __init__(self, policy: "Policy", optimizer: torch.optim.Optimizer) -> None:
+        self.policy, self.optimizer = policy, optimizer
+
+    def zero_grad(self) -> None:
+        """No gradient is left in any parameter, also not in those that the optimizer does not train."""
+        for parameter in self.policy.model.parameters():
+            parameter.grad = None
+
+    def micro_batch(self, *, last: bool) -> contextlib.AbstractContextManager[None]:
+        """Gradients are exchanged in the backward pass of the last micro-batch only."""
+        return gradient_sync(self.policy.scorer, last=last)
+
+    def backward(self, loss: torch.Tensor) -> None:
+        """Add the gradient of a loss."""
+        loss.backward()
+
+    def clip(self, max_norm: float) -> float:
+        """Total norm of the gradient of what the optimizer trains, before clipping; clips in place."""
+        trained = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+        norm = torch.nn.utils.clip_grad_norm_(trained, max_norm)
+        # Sharded gradients give a sharded norm, whose local value would depend on the number of processes.
+        return float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
+
+    def step(self) -> None:
+        """Take the optimizer step."""
+        self.optimizer.step()
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        """This process's part of each parameter that the optimizer trains, by name."""
+        trained = {id(parameter) for group in self.optimizer.param_groups for parameter in group["params"]}
+        found: dict[str, Any] = {n: p.detach() for n, p in self.policy.model.named_parameters() if id(p) in trained}
+        return {n: p.to_local() if hasattr(p, "to_local") else p for n, p in found.items()}
+
+
+def updater_of(policy: "Policy", optimizer: torch.optim.Optimizer) -> Updater:
+    """How this policy is updated, as it was prepared."""
+    return policy.local_scorer.zero3 or TorchUpdater(policy, optimizer)
+
+
+@contextlib.contextmanager
+def gradient_sync(scorer: Any, *, last: bool) -> Iterator[None]:
+    """Exchange gradients in the backward pass of the last micro-batch only."""
+    if hasattr(scorer, "no_sync"):  # DDP
+        with contextlib.nullcontext() if last else scorer.no_sync():
+            yield
+        return
+    modules = fsdp_modules(scorer) if dist.is_available() and dist.is_initialized() else []
+    if modules:
+        modules[0].set_requires_gradient_sync(last)
+    yield
+
+
+def verify_gradients(parameters: list[nn.Parameter], gather: Any) -> None:
+    """Compare a checksum of the gradient over the processes, for whole weights.
+
+    Raises:
+        RuntimeError: gradients differ, so some forward pass did not go through the prepared policy.
+    """
+    if any(hasattr(parameter, "full_tensor") for parameter in parameters):
+        return  # sharded: each process holds another part, and a bypassing forward fails by itself
+    grads = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    mine = (len(grads), float(sum(grad.double().abs().sum() for grad in grads)))
+    everyone = gather(mine)
+    spread = max(total for _, total in everyone) - min(total for _, total in everyone)
+    if len({count for count, _ in everyone}) > 1 or spread > 1e-6 * max(1.0, abs(mine[1])):
+        raise RuntimeError(
+            "loss_step: the gradients differ between the processes: "
+            + ", ".join(f"rank {r}: {total:.9g} in {count} tensors" for r, (count, total) in enumerate(everyone))
+            + ". A forward pass with gradient did not go through the prepared policy. Use the policy that "
+            "world.prepare returned, and never policy.model or .module for a loss."
+        )

@@ -1,0 +1,149 @@
+"""Answers to the questions of the panel, as plain JSON of bounded size.
+
+`answer` is a function of the run folders and a request only: it writes nothing, keeps nothing, and does not know who
+asks. So one script (`js/`) serves in a notebook, in a browser tab, and, with answers that were written
+into it (`bundle`), in a report. What is cut says so: rows a page, characters a cell, tokens a lens page, steps a pin.
+"""
+
+import json
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from rlkit.view.completions import group, table, token_lens, whole_text
+from rlkit.view.json_values import clean, plain, short
+from rlkit.view.prompts import compare, pin
+from rlkit.view.rollout_frame import Reader
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+NUMBERS = 20
+"""Declared numbers of a run, at most."""
+
+
+def answer(readers: Sequence[Reader], request: dict[str, Any]) -> dict[str, Any]:
+    """Answer one request of the panel.
+
+    Args:
+        readers: the runs, in the order in which requests number them.
+        request: {"kind": "overview" | "table" | "group" | "lens" | "text" | "pin" | "compare", ...}; what else each
+            kind takes stands with its function below.
+
+    Returns:
+        A dict that `json.dumps(..., allow_nan=False)` takes; its "kind" is the request's.
+
+    Raises:
+        ValueError: unknown kind, run, row or column; the text is for the person at the panel.
+
+    Example:
+        >>> answer([], {"kind": "overview"})
+        {'kind': 'overview', 'runs': []}
+    """
+    kinds = {
+        "overview": overview,
+        "table": table,
+        "group": group,
+        "lens": token_lens,
+        "text": whole_text,
+        "pin": pin,
+        "compare": compare,
+    }
+    kind = request.get("kind")
+    if kind not in kinds:
+        raise ValueError(f"view: unknown request {kind!r}; expected one of {', '.join(kinds)}.")
+    return {"kind": kind, **kinds[kind](readers, request)}
+
+
+def overview(readers: Sequence[Reader], request: dict[str, Any]) -> dict[str, Any]:
+    """Where every run stands: {"runs": [{"run", "name", "path", "step", "max_steps", "status", "taken", "time",
+    "numbers", "steps" (whose completions are stored), "notes"}]}.
+    """
+    runs = []
+    for index, reader in enumerate(readers):
+        state = reader.state if isinstance(reader.state, dict) else {}
+        numbers = state.get("numbers")
+        declared = list(numbers.items())[:NUMBERS] if isinstance(numbers, dict) else []
+        runs.append(
+            {
+                "run": index,
+                "name": clean(str(reader.name)),
+                "path": clean(str(reader.path)),
+                "step": plain(state.get("step")),
+                "max_steps": plain(state.get("max_steps")),
+                "status": plain(state.get("status") or state.get("stopped") or ""),
+                "taken": plain(state.get("taken")),
+                "time": _whole(state.get("time")),
+                "numbers": {clean(str(name)): plain(value) for name, value in declared},
+                "steps": [int(step) for step in reader.rollout_steps],
+                "notes": [short(str(note), 300) for note in list(reader.notes)[-5:]],
+            }
+        )
+    return {"runs": runs}
+
+
+def bundle(readers: Sequence[Reader], *, max_bytes: int = 3_000_000) -> dict[str, Any]:
+    """Answers for a page without a kernel, for `bundled` of js/panel.js: overview, and per step tables, groups, lenses.
+
+    The newest steps of every run come first; what no longer fits into `max_bytes` is left out, and "left_out" says how
+    many steps that are.
+    """
+    readers = [_OneStep(reader) for reader in readers]
+    found: dict[str, Any] = {"overview": answer(readers, {"kind": "overview"}), "answers": {}, "left_out": 0}
+    budget = max_bytes - len(json.dumps(found))
+    stored = {run: list(entry["steps"]) for run, entry in enumerate(found["overview"]["runs"])}
+    shown: dict[int, list[int]] = {run: [] for run in stored}
+    while any(stored.values()):
+        for run, steps in stored.items():
+            if not steps:
+                continue
+            step = steps.pop()
+            pieces = _step_answers(readers, run, step)
+            cost = len(json.dumps(pieces))
+            if cost > budget:  # older steps of this run are not looked at: a report must not take minutes
+                found["left_out"] += 1 + len(steps)
+                steps.clear()
+                continue
+            budget -= cost
+            found["answers"] |= pieces
+            shown[run].insert(0, step)
+    for run, entry in enumerate(found["overview"]["runs"]):
+        entry["steps"] = shown[run]
+    return found
+
+
+def _step_answers(readers: Sequence[Reader], run: int, step: int) -> dict[str, Any]:
+    shown = answer(readers, {"kind": "table", "run": run, "step": step})
+    pieces = {f"table {run} {step}": shown}
+    names = [column["name"] for column in shown["columns"]]
+    place = names.index("group_id") if "group_id" in names else names.index("row") if names else 0
+    for entry in shown["rows"]:
+        request = {"run": run, "step": step, "row": entry["row"]}
+        pieces[f"lens {run} {step} {entry['row']}"] = answer(readers, {"kind": "lens", **request})
+        key = f"group {run} {step} {entry['cells'][place]}"
+        if key not in pieces:
+            pieces[key] = answer(readers, {"kind": "group", **request})
+    return pieces
+
+
+class _OneStep:
+    """A reader that keeps the frame it read last: a bundle asks for each row of a step."""
+
+    def __init__(self, reader: Reader) -> None:
+        self.path, self.name, self.notes = reader.path, reader.name, reader.notes
+        self.config, self.state, self.metrics = reader.config, reader.state, reader.metrics
+        self.rollout_steps = reader.rollout_steps
+        self._reader = reader
+        self._step, self._frame = -1, reader.metrics[:0]
+
+    def rollouts(self, step: int | None = None, *, columns: Sequence[str] | None = None) -> "pd.DataFrame":
+        if columns is not None or step is None:
+            return self._reader.rollouts(step, columns=columns)
+        if step != self._step:
+            self._step, self._frame = step, self._reader.rollouts(step)
+        return self._frame
+
+
+def _whole(value: Any) -> int | None:
+    """A wall time in whole seconds."""
+    return int(value) if isinstance(value, int | float) and math.isfinite(value) else None
