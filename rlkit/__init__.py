@@ -6,7 +6,8 @@ completion tokens, L prompt tokens, V vocabulary, K reward functions. One mask m
     dataset rows -> PromptBatch -> sample -> Rollout -> score -> Scores -> advantages -> loss_step -> Update -> Run
 """
 
-from rlkit import losses, metrics, oracle, rewards, tasks
+from rlkit import _openmp, losses, metrics, oracle, rewards, tasks  # _openmp first: it acts before torch is loaded
+from rlkit._version import __version__ as __version__
 from rlkit.advantages import compute_loo_advantage, compute_optimal_advantage, optimal_value
 from rlkit.dynamic_sampling import Accumulated, accumulate, drop_uninformative_groups
 from rlkit.engine import EngineError
@@ -28,13 +29,10 @@ from rlkit.run.model_card import model_card
 from rlkit.sampling import sample
 from rlkit.scoring import score
 from rlkit.step import loss_step
-from rlkit.support import openmp as _openmp  # _openmp first: it acts before torch is loaded
 from rlkit.types import PromptBatch, Rollout, SamplingParams, Scores, Update
 from rlkit.view import Dashboard, show_completions
 from rlkit.vstar import ValueTable, estimate_vstar
 from rlkit.world import World, setup
-
-__version__ = "0.1.0.dev0"
 
 del _openmp
 

@@ -5,14 +5,11 @@ the weights over where they differ (`rlkit.engines.weights`), on every process o
 """
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 from torch import Tensor
 
 from rlkit.types import SamplingParams
-
-if TYPE_CHECKING:
-    from rlkit.policy import Policy
 
 FinishReason = Literal["eos", "stop", "length"]
 
@@ -45,11 +42,11 @@ class Engine(Protocol):
 
     Attributes:
         name: short name, recorded in each rollout.
-        policy: whose completions these are.
+        policy: the `Policy` whose completions these are.
     """
 
     name: str
-    policy: "Policy"
+    policy: Any  # a Policy, which knows this protocol and not the other way round
 
     @property
     def version(self) -> int | None:
@@ -115,7 +112,7 @@ class PolicyModelEngine:
     Left to it: `name`, `policy` and `generate`.
     """
 
-    policy: "Policy"
+    policy: Any
     max_context: int | None = None  # only the model's own
 
     @property

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from rlkit.adapters import REFERENCE_ADAPTER, adapter_active, adapter_changes_nothing, add_reference_adapter
 from rlkit.causal_lm import (
     causal_lm_of,
     check_is_causal_lm,
@@ -30,13 +31,12 @@ from rlkit.causal_lm import (
 )
 from rlkit.distributed import collectives
 from rlkit.distributed.sharding import broadcast_weights, fsdp_modules, gathered
+from rlkit.engine import Engine
 from rlkit.token_scorer import EntropyMode, TokenScorer, TokenScores, score_rollout
 from rlkit.types import Rollout
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-    from rlkit.engine import Engine
 
 
 class Policy:
@@ -180,7 +180,7 @@ class Policy:
             yield
 
     def reference(self) -> "Policy":
-        """The policy as it is now, frozen: a copy, or with a PEFT adapter the same model (see `rlkit.reference`).
+        """The policy as it is now, frozen: a copy, or with a PEFT adapter the same model (see `rlkit.adapters`).
 
         KL from it is 0 at this moment, also for a pretrained adapter (known_faults B22).
 
@@ -195,9 +195,9 @@ class Policy:
         if collectives.is_many():
             broadcast_weights(self.model)  # `prepare` does too, but this reference may be a copy taken before it
         if hasattr(self.model, "peft_config"):
-            from rlkit.reference import adapter_reference
-
-            return adapter_reference(self)
+            with self.inference_settings():
+                fresh = adapter_changes_nothing(self.model)
+            return AdapterReference(self, None if fresh else add_reference_adapter(self.model))
         model = copy.deepcopy(self.model).requires_grad_(False)
         if hasattr(model, "gradient_checkpointing_disable"):
             model.gradient_checkpointing_disable()
@@ -228,8 +228,6 @@ class Policy:
         if config is not None:
             config.eos_token_id = list(self.eos_ids)  # also the ids that only load_policy(eos_ids=...) named
         if hasattr(self.model, "peft_config"):  # not the frozen adapter that is the policy's reference
-            from rlkit.reference import REFERENCE_ADAPTER
-
             names = [name for name in self.model.peft_config if name != REFERENCE_ADAPTER]
             kwargs = {"selected_adapters": names} | kwargs
         try:
@@ -281,3 +279,42 @@ class Policy:
             f"Policy({self.name!r}, {type(self.model).__name__}, {count:,} parameters, {trainable:,} trainable, "
             f"{next(self.model.parameters()).dtype}, {self.device}, ends on {self.eos_ids}, version {self.version})"
         )
+
+
+class AdapterReference(Policy):
+    """The reference of a policy with an adapter: the policy's own model with other adapter settings.
+
+    Attributes:
+        adapter: name of the frozen adapter that is active inside, or None where the adapter is off.
+    """
+
+    def __init__(self, policy: Policy, adapter: str | None) -> None:
+        self.__dict__.update(policy.__dict__)  # one model, one scorer, also after world.prepare has wrapped them
+        self.name = f"{policy.name} (reference)"
+        self.adapter = adapter
+        self.engine = None
+        self.strategy = "shared"
+        self._trained = policy
+
+    @contextlib.contextmanager
+    def inference_settings(self) -> Iterator[None]:
+        """The reference's adapter instead of the trained one, and everything else as the policy has it."""
+        self.autocast = self._trained.autocast
+        with self.adapter_in_place(), super().inference_settings():
+            yield
+
+    def adapter_in_place(self) -> contextlib.AbstractContextManager[None]:
+        """The reference's adapter is the active one inside; what is trained stays as it was."""
+        return adapter_active(self.model, self.adapter)
+
+    def trainable_parameters(self) -> list[nn.Parameter]:
+        """None: a reference is frozen."""
+        return []
+
+    def reference(self) -> Policy:
+        """The reference itself."""
+        return self
+
+    def save_pretrained(self, *args: Any, **kwargs: Any) -> None:
+        """Refused: the weights are the policy's."""
+        raise RuntimeError("A reference with an adapter shares the policy's weights; save the policy before training.")

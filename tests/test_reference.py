@@ -10,7 +10,7 @@ from tolerances import FLOAT32
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import rlkit as rl
-from rlkit.reference import AdapterReference
+from rlkit.policy import AdapterReference
 
 
 def lora_policy(*, pretrained, tie=False):

@@ -7,7 +7,7 @@ import logging
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
@@ -19,9 +19,27 @@ from rlkit.record import Record
 if TYPE_CHECKING:
     import pandas as pd
 
-    from rlkit.evaluation.evaluate import Evaluation
-
 logger = logging.getLogger(__name__)
+
+
+@runtime_checkable
+class Evaluated(Protocol):
+    """What `compare` reads of an `Evaluation`."""
+
+    @property
+    def metrics(self) -> Mapping[str, float]:
+        """By name."""
+        ...
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """How it was made."""
+        ...
+
+    def per_prompt(self) -> "pd.DataFrame":
+        """One line per prompt, with its row id, place, text, mean reward and pass@k."""
+        ...
+
 
 MEASURED = ("policy", "policy_version")  # what two evaluations may differ in without a word
 
@@ -82,7 +100,7 @@ class Comparison(Record):
         )
 
 
-def compare(before: "Evaluation", after: "Evaluation", *, seed: int = 0) -> Comparison:
+def compare(before: Evaluated, after: Evaluated, *, seed: int = 0) -> Comparison:
     """Compare two evaluations of the same rows; the rows are known by their content, in whatever order they stand.
 
     Args:
@@ -128,7 +146,7 @@ def compare(before: "Evaluation", after: "Evaluation", *, seed: int = 0) -> Comp
     )
 
 
-def _keyed(evaluation: "Evaluation") -> dict[tuple[int, int], dict[str, Any]]:
+def _keyed(evaluation: Evaluated) -> dict[tuple[int, int], dict[str, Any]]:
     """Each prompt's line by the row's id and, for rows that stand twice, its number among them."""
     seen: dict[int, int] = {}
     found: dict[tuple[int, int], dict[str, Any]] = {}

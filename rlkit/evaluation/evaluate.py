@@ -18,6 +18,7 @@ from rlkit.distributed import collectives
 from rlkit.engine import Engine
 from rlkit.engines.assembly import join
 from rlkit.engines.transformers_engine import TransformersEngine
+from rlkit.evaluation.compare import Comparison, compare
 from rlkit.evaluation.statistics import bootstrap_interval, pass_at_k
 from rlkit.metrics import length_metrics, score_metrics
 from rlkit.prompts import as_rows, make_batch
@@ -31,7 +32,6 @@ from rlkit.types import Rollout, Scores, check_pairing
 if TYPE_CHECKING:
     import pandas as pd
 
-    from rlkit.evaluation.compare import Comparison
     from rlkit.policy import Policy
 
 logger = logging.getLogger(__name__)
@@ -126,7 +126,7 @@ class Evaluation(Record):
             rows.setdefault(group, []).append(row)
         return rows
 
-    def compare(self, before: "Evaluation", *, seed: int = 0) -> "Comparison":
+    def compare(self, before: "Evaluation", *, seed: int = 0) -> Comparison:
         """What changed since an evaluation of the same rows: differences per prompt, with paired intervals.
 
         Example: `after.compare(before)`
@@ -134,8 +134,6 @@ class Evaluation(Record):
         Raises:
             ValueError: the two are of different rows.
         """
-        from rlkit.evaluation.compare import compare
-
         return compare(before, self, seed=seed)
 
 

@@ -4,6 +4,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from rlkit._version import __version__
 from rlkit.export.analysis import Program, analyse, deeper
 from rlkit.export.checks import ERRORS, Facts
 from rlkit.export.find import this_notebook
@@ -46,8 +47,6 @@ def export_text(notebook: str | os.PathLike[str], *, name: str | None = None, st
         ExportError: what is in the way, all at once.
         FileNotFoundError: no such file.
     """
-    from rlkit import __version__
-
     read = read_notebook(notebook)
     program = analyse(read)
     with deeper():

@@ -2,7 +2,7 @@
 
 import secrets
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 
@@ -10,10 +10,21 @@ from rlkit.engine import Completion
 from rlkit.engines.vllm.completions import draw
 from rlkit.engines.vllm.handshake import Described
 from rlkit.engines.vllm.probe import Probe
+from rlkit.policy import Policy
 
-if TYPE_CHECKING:
-    from rlkit.engines.vllm.client import VLLMServer
-    from rlkit.policy import Policy
+
+@runtime_checkable
+class Client(Protocol):
+    """What the probe needs of a `VLLMServer`."""
+
+    name: str
+    model: str | None
+    policy: Policy
+    servers: list[Described]
+
+    def distrust(self, why: str) -> None:
+        """Refuse to generate until the weights have been brought again."""
+        ...
 
 
 class ServerProbe:
@@ -24,7 +35,7 @@ class ServerProbe:
         every: after the first transfer and every so many.
     """
 
-    def __init__(self, engine: "VLLMServer", *, every: int) -> None:
+    def __init__(self, engine: Client, *, every: int) -> None:
         dtype = getattr(torch, engine.servers[0].dtype)
         self.probes = [
             Probe(engine.policy, OneServer(engine, server), every=every, dtype=dtype) for server in engine.servers
@@ -53,10 +64,10 @@ class ServerProbe:
 class OneServer:
     """One server of an engine, as the probe sees an engine."""
 
-    def __init__(self, engine: "VLLMServer", server: Described) -> None:
+    def __init__(self, engine: Client, server: Described) -> None:
         self.engine, self.server = engine, server
         self.name = f"{engine.name} ({server.remote.where})"
-        self.policy: Policy = engine.policy
+        self.policy = engine.policy
         self.max_context = server.max_model_len
 
     def draw_probe(

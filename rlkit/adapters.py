@@ -1,0 +1,73 @@
+"""PEFT adapters of a model that is its own reference: which adapter the reference has, and how it is switched to.
+
+No second model is needed. A *fresh* adapter changes nothing yet, so the reference is the model with its adapter off. A
+*pretrained* adapter is part of where the run starts, so the reference is the model with a frozen copy of that adapter:
+taking it off would measure KL from another model, and it would not be 0 at step 0. Which of the two it is gets
+measured.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from rlkit.causal_lm import causal_lm_of, vocabulary_size
+
+REFERENCE_ADAPTER = "reference"
+
+
+def add_reference_adapter(model: Any) -> str:
+    """Add a frozen copy of the active adapter, the reference's; returns its name.
+
+    Raises:
+        ValueError: an adapter named "reference" exists already.
+    """
+    from peft import get_peft_model_state_dict, set_peft_model_state_dict
+
+    active = model.active_adapter
+    if REFERENCE_ADAPTER in model.peft_config:
+        raise ValueError(f"policy.reference: the model has an adapter named {REFERENCE_ADAPTER!r} already; rename it.")
+    trainable = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
+    weights = get_peft_model_state_dict(model, adapter_name=active)
+    model.add_adapter(REFERENCE_ADAPTER, model.peft_config[active])
+    set_peft_model_state_dict(model, weights, adapter_name=REFERENCE_ADAPTER)
+    model.set_adapter(active)
+    known = {id(parameter) for parameter, _ in trainable}
+    for parameter in model.parameters():
+        if id(parameter) not in known:
+            parameter.requires_grad_(False)
+    for parameter, was in trainable:
+        parameter.requires_grad_(was)
+    return REFERENCE_ADAPTER
+
+
+def adapter_changes_nothing(model: Any) -> bool:
+    """True if the model gives the same logits with its adapter on and off, on a probe of a few tokens."""
+    probe = torch.arange(16, device=next(model.parameters()).device)[None] * 7919 % vocabulary_size(model)
+    inputs = {"input_ids": probe, "attention_mask": torch.ones_like(probe), "use_cache": False}
+    lm = causal_lm_of(model)
+    with torch.no_grad():
+        with_adapter = lm(**inputs).logits
+        with model.disable_adapter():
+            without = lm(**inputs).logits
+    return torch.equal(with_adapter, without)
+
+
+@contextlib.contextmanager
+def adapter_active(model: Any, adapter: str | None) -> Iterator[None]:
+    """Inside, `adapter` is the active one, or none is; which parameters are trained stays as it was."""
+    trainable = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
+    active = model.active_adapter
+    try:
+        if adapter is None:
+            with model.disable_adapter():
+                yield
+        else:
+            model.set_adapter(adapter)
+            yield
+    finally:
+        if adapter is not None:
+            model.set_adapter(active)
+        for parameter, was in trainable:  # switching adapters changes what is trained
+            parameter.requires_grad_(was)
