@@ -23,7 +23,7 @@ from rlkit.reward_calls.call import Job, Limits, OnError, Outcome
 from rlkit.reward_calls.concurrency import run_all
 from rlkit.reward_calls.names import unique_names
 from rlkit.reward_calls.reward_model import RewardModel, as_reward_model
-from rlkit.support import horizon
+from rlkit.support import process_state
 from rlkit.support.timing import phase
 from rlkit.types import Rollout, Scores, text_of
 
@@ -93,7 +93,7 @@ def score(
             "float('inf') leave a side open."
         )
     limits = _limits(functions, names, timeout, on_timeout, on_error, memory)
-    offer = Offer(rollout, StepState(rollout.policy_version, horizon.max_steps()) if state is None else state)
+    offer = Offer(rollout, StepState(rollout.policy_version, process_state.loop.max_steps) if state is None else state)
     jobs = [_job(*each, offer) for each in zip(functions, names, limits, strict=True)]
     # A process without a share of the step calls nothing.
     outcomes = run_all(jobs) if len(rollout) else [Outcome(job) for job in jobs]

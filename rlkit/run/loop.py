@@ -16,7 +16,7 @@ from rlkit.distributed import collectives
 from rlkit.run.commands import Command, Inbox
 from rlkit.run.folder import append_line, write_json
 from rlkit.run.knob_changes import Change
-from rlkit.support import horizon, timing
+from rlkit.support import process_state, timing
 from rlkit.support.text import say
 
 if TYPE_CHECKING:
@@ -24,12 +24,6 @@ if TYPE_CHECKING:
 
 POLL_SECONDS = 0.2  # while paused; each poll is one small exchange, so that no collective of the others times out
 ENDED_EARLY = ("interrupted", "preempted", "stopped")
-_thread_in_step: list[int] = []  # by the number that the system knows it by; a loop beside it would come behind
-
-
-def thread_in_step() -> int | None:
-    """The thread in which a step of this process goes on, by its native id: for those who want to spare it."""
-    return next(iter(_thread_in_step), None)
 
 
 class Loop:
@@ -53,7 +47,7 @@ class Loop:
         """Yield (step, batch); see `Run.steps`."""
         run = self._run
         run.max_steps, run.stopped, run._thread = max_steps, None, threading.get_ident()
-        horizon.set_max_steps(max_steps)
+        process_state.loop.max_steps = max_steps
         try:
             with run._flag.listening(), run._console.progress(run.path.name, run.step, max_steps, progress):
                 self._save_state()
@@ -71,7 +65,7 @@ class Loop:
             raise
         finally:
             run._flag.reason = run._thread = None
-            horizon.set_max_steps(None)
+            process_state.loop.max_steps = None
         self._end(max_steps)
 
     def _each(self, max_steps: int) -> Iterator[tuple[int, Any]]:
@@ -90,7 +84,7 @@ class Loop:
             timing.take()
             self._started = time.perf_counter()
             mine = threading.get_native_id()
-            _thread_in_step.append(mine)
+            process_state.stepping.append(mine)
             try:
                 yield run.step, batch
             except GeneratorExit:
@@ -103,7 +97,7 @@ class Loop:
                     self._save_state()
                 raise
             finally:
-                _thread_in_step.remove(mine)
+                process_state.stepping.remove(mine)
             self._finish_step()
             if self._save_every and run.step % self._save_every == 0 and run.step < max_steps:
                 run.save()

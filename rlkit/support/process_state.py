@@ -1,9 +1,14 @@
-"""What the command line of an exported script says about its run. In a notebook nothing is set.
+"""State that belongs to the process or to one of its threads, all of it in this module.
 
-One object a process, as torch.distributed's default group is: the loop of the notebook does not pass it along, so that
-the same cells serve in both places. `rlkit.script` fills it; `Run` and `setup` read it.
+- `current`: the flags of an exported script. The notebook's loop does not pass them along, so that the same cells serve
+  in both places. `rlkit.script` fills it; `Run`, `setup` and `PromptLoader` read it. In a notebook nothing is set.
+- `loop`: of each thread, the length of the loop that runs in it. Rewards with a schedule read it through
+  `trainer_state.max_steps`; a loop in the background does not lend its length to what other cells score.
+- `clock`: of each thread, the seconds of each phase of a step (timing.py).
+- `stepping`: the threads in which a step goes on, by the number that the system knows them by; the view spares them.
 """
 
+import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -60,3 +65,18 @@ class Settings:
 
 
 current = Settings()
+
+
+class _Loop(threading.local):
+    max_steps: int | None = None
+
+
+class _Clock(threading.local):
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self.busy = False
+
+
+loop = _Loop()
+clock = _Clock()
+stepping: list[int] = []

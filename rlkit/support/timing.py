@@ -9,22 +9,14 @@ phase queues is counted where someone waits for its result; `loss_step` and `sam
 """
 
 import functools
-import threading
 import time
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
+from rlkit.support.process_state import clock
+
 P = ParamSpec("P")
 R = TypeVar("R")
-
-
-class _Clock(threading.local):
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-        self.busy = False
-
-
-_clock = _Clock()
 
 
 def phase(name: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
@@ -42,15 +34,15 @@ def phase(name: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
     def mark(function: Callable[P, R]) -> Callable[P, R]:
         @functools.wraps(function)
         def timed(*args: P.args, **kwargs: P.kwargs) -> R:
-            if _clock.busy:
+            if clock.busy:
                 return function(*args, **kwargs)
-            _clock.busy = True
+            clock.busy = True
             started = time.perf_counter()
             try:
                 return function(*args, **kwargs)
             finally:
-                _clock.busy = False
-                _clock.seconds[name] = _clock.seconds.get(name, 0.0) + time.perf_counter() - started
+                clock.busy = False
+                clock.seconds[name] = clock.seconds.get(name, 0.0) + time.perf_counter() - started
 
         return timed
 
@@ -59,7 +51,7 @@ def phase(name: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
 
 def take() -> dict[str, float]:
     """The seconds of each phase on this thread since the last call, which begins them anew."""
-    found, _clock.seconds = _clock.seconds, {}
+    found, clock.seconds = clock.seconds, {}
     return found
 
 

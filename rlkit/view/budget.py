@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 from types import TracebackType
 
-from rlkit.run.loop import thread_in_step
+from rlkit.support import process_state
 
 SHARE = 0.01  # of the loop's time
 LEAST = 0.05  # of the wall's time counts as the loop's in any case
@@ -70,7 +70,7 @@ class Budget:
 
     def _look_at_clocks(self) -> None:
         before, thread_before, waited_before = self._clocks
-        thread = thread_in_step()
+        thread = next(iter(process_state.stepping), None)
         self._clocks = time.monotonic(), thread, seconds_without_a_core(thread)
         passed = self._clocks[0] - before
         waited = self._clocks[2] - waited_before if thread == thread_before else 0.0

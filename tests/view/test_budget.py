@@ -9,7 +9,7 @@ import pytest
 from folders import write_run
 from lab import environment
 
-from rlkit.run import loop
+from rlkit.support import process_state
 from rlkit.view import budget as module
 from rlkit.view.budget import Budget, seconds_without_a_core
 from rlkit.view.dashboard import Dashboard
@@ -25,7 +25,7 @@ class Machine:
         monkeypatch.setattr(module.time, "monotonic", lambda: self.wall)
         monkeypatch.setattr(module.time, "thread_time", lambda: self.thread)
         monkeypatch.setattr(module, "seconds_without_a_core", lambda thread: self.waited if thread else 0.0)
-        monkeypatch.setattr(module, "thread_in_step", lambda: 7)
+        monkeypatch.setattr(module.process_state, "stepping", [7])
 
     def look(self, budget, cost):
         with budget:
@@ -93,12 +93,12 @@ def test_a_step_says_in_which_thread_it_goes_on(tmp_path):
     import rlkit as rl
 
     run = rl.Run(tmp_path / "run")
-    seen = [loop.thread_in_step() for _ in run.steps(range(2), 2, progress=False)]
-    assert seen == [threading.get_native_id()] * 2 and loop.thread_in_step() is None
+    seen = [list(process_state.stepping) for _ in run.steps(range(2), 2, progress=False)]
+    assert seen == [[threading.get_native_id()]] * 2 and not process_state.stepping
     with pytest.raises(ZeroDivisionError):
         for step, _ in run.steps(range(2), 4, progress=False):
             print(step // 0)
-    assert loop.thread_in_step() is None
+    assert not process_state.stepping
 
 
 def test_all_work_of_the_view_is_charged(tmp_path):
