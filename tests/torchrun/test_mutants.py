@@ -7,20 +7,18 @@ RLKIT_ALL_MUTANTS=1 pytest -m torchrun -k mutant -rP tests/torchrun
 import os
 import shutil
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 from comparing import assert_same_training
 from launching import ROOT
 
-pytestmark = pytest.mark.torchrun
-
 
 @dataclass(frozen=True)
 class Mutant:
-    """In `file`, `old` (which must stand there exactly once) becomes `new`; a scenario must come out otherwise."""
+    """`old`, which must stand exactly once in rlkit, becomes `new`; a scenario must come out otherwise."""
 
     name: str
-    file: str
     old: str
     new: str
     scenarios: tuple[str, ...]
@@ -29,64 +27,56 @@ class Mutant:
 
 
 MUTANTS = [
-    Mutant(
-        "per-rank mean",
-        "step.py",
-        "collectives.sums(local).items()",
-        "local.items()",
-        ("uneven",),
-        always=True,
-    ),
-    Mutant(
-        "no broadcast under FSDP2",
-        "strategies.py",
-        "    broadcast_weights(policy.model)\n    mesh =",
-        "    mesh =",
-        ("unequal_start_alone",),
-        strategy="fsdp2",
-        always=True,
-    ),
-    Mutant("bypass", "policy.py", "self.scorer if torch.is_grad_enabled() else", "", ("uneven",)),
-    Mutant(
-        "shares overlap",
-        "collectives.py",
-        "start + each + (r < rest))",
-        "start + each + 1)",
-        ("adamw",),
-    ),
-    Mutant("metrics of one rank", "run/measure.py", "collectives.gather_rows(rows)", "rows", ("uneven",)),
-    Mutant("exchange in every pass", "strategies.py", "contextlib.nullcontext() if last else scorer.no_sync()",
+    Mutant("per-rank mean", "collectives.sums(local).items()", "local.items()", ("uneven",), always=True),
+    Mutant("no broadcast under FSDP2", "    broadcast_weights(policy.model)\n    mesh =", "    mesh =",
+           ("unequal_start_alone",), strategy="fsdp2", always=True),
+    Mutant("bypass", "self.scorer if torch.is_grad_enabled() else", "", ("uneven",)),
+    Mutant("shares overlap", "start + each + (r < rest))", "start + each + 1)", ("adamw",)),
+    Mutant("metrics of one rank", "collectives.gather_rows(rows)", "rows", ("uneven",)),
+    Mutant("exchange in every pass", "contextlib.nullcontext() if last else scorer.no_sync()",
            "contextlib.nullcontext()", ("accumulation",)),
-    Mutant("no exchange, DDP", "strategies.py", "contextlib.nullcontext() if last else scorer.no_sync()",
+    Mutant("no exchange, DDP", "contextlib.nullcontext() if last else scorer.no_sync()",
            "scorer.no_sync()", ("accumulation",)),
-    Mutant("no exchange, FSDP2", "strategies.py", "set_requires_gradient_sync(last)",
+    Mutant("no exchange, FSDP2", "set_requires_gradient_sync(last)",
            "set_requires_gradient_sync(False)", ("accumulation",), strategy="fsdp2"),
-    Mutant("mean over ranks for the sum", "step.py", "(share * collectives.size()).backward()", "share.backward()",
+    Mutant("mean over ranks for the sum", "updater.backward(share * collectives.size())", "updater.backward(share)",
            ("uneven",)),
-    Mutant("dummy pass with a weight", "step.py", ".logp.sum() * 0.0).backward()", ".logp.sum() * 0.1).backward()",
-           ("accumulation",)),
-    Mutant("each rank its own number of passes", "step.py",
+    Mutant("dummy pass with a weight", "policy.score_tokens(row).logp.sum() * 0.0",
+           "policy.score_tokens(row).logp.sum() * 0.1", ("accumulation",)),
+    Mutant("each rank its own number of passes",
            'collectives.maxima({"passes": float(math.ceil(len(rollout) / size))})["passes"]',
            "math.ceil(len(rollout) / size)", ("accumulation",), strategy="fsdp2"),
-    Mutant("normalised per rank", "advantages.py",
+    Mutant("normalised per rank",
            'collectives.gather_rows({"known": advantage[scorable & (count > 1)]})["known"].to(advantage)',
            "advantage[scorable & (count > 1)]", ("adamw",)),
-    Mutant("sampling noise by place in the share", "sampling/sample.py", "batch.group_id.tolist(), num_generations",
+    Mutant("sampling noise by place in the share", "batch.group_id.tolist(), num_generations",
            "list(range(len(batch))), num_generations", ("uneven",)),
-    Mutant("prefetch by the record of passes", "strategies.py",
-           "        module.set_modules_to_backward_prefetch([before])",
+    Mutant("prefetch by the record of passes", "        module.set_modules_to_backward_prefetch([before])",
            "        pass", ("one_group",), strategy="fsdp2"),
 ]  # fmt: skip
 
 
+def file_of(mutant: Mutant) -> Path:
+    """The file under rlkit/ that holds the line."""
+    counts = {file: file.read_text(encoding="utf-8").count(mutant.old) for file in (ROOT / "rlkit").rglob("*.py")}
+    found = [file for file, count in counts.items() if count]
+    assert [counts[file] for file in found] == [1], f"{mutant.old!r} stands in {found}"
+    return found[0].relative_to(ROOT)
+
+
+def test_every_mutant_has_its_line():
+    for mutant in MUTANTS:
+        file_of(mutant)
+
+
+@pytest.mark.torchrun
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
 def test_mutant_is_noticed(launcher, tmp_path, mutant):
     if not mutant.always and os.environ.get("RLKIT_ALL_MUTANTS") != "1":
         pytest.skip("RLKIT_ALL_MUTANTS=1 runs it")
     shutil.copytree(ROOT / "rlkit", tmp_path / "rlkit", ignore=shutil.ignore_patterns("__pycache__"))
-    file = tmp_path / "rlkit" / mutant.file
+    file = tmp_path / file_of(mutant)
     text = file.read_text(encoding="utf-8")
-    assert text.count(mutant.old) == 1, f"{mutant.old!r} stands {text.count(mutant.old)} times in {mutant.file}"
     file.write_text(text.replace(mutant.old, mutant.new), encoding="utf-8")
     alone = launcher("equality_worker.py", ranks=1)
     together = launcher("equality_worker.py", *mutant.scenarios, ranks=2, strategy=mutant.strategy, package=tmp_path)
