@@ -13,7 +13,7 @@ from builders import make_rollout, make_scores
 import rlkit as rl
 from rlkit.run.folder import append_line, unlock
 from rlkit.run.line_files import read_lines
-from rlkit.run.run import format_line
+from rlkit.run.measurements import format_line
 
 
 class Batches:

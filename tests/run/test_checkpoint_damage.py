@@ -368,7 +368,7 @@ def forge_value(checkpoint, attack):
     """A learning rate, which is no tensor, in a shard of torch's own."""
     run, _, optimizer = tracked(checkpoint.parent / "forged")
     optimizer.param_groups[0]["lr"] = attack
-    state = rl.run.checkpoint._state(run._keeper.tracked)
+    state = rl.run.checkpoint._state(run._state.checkpointer.tracked)
     dcp.save(state, checkpoint_id=str(checkpoint), no_dist=True)
 
 

@@ -47,7 +47,7 @@ def others(run):
                 function()
             except BaseException as error:
                 errors.append(error)
-                run._flag.reason = "interrupted"  # the loop may wait for this thread for ever
+                run._state.flag.reason = "interrupted"  # the loop may wait for this thread for ever
 
         started.append(threading.Thread(target=work))
         started[-1].start()
