@@ -224,6 +224,7 @@ def test_a_checkpoint_without_checksums_loads_with_a_word(whole, ckpt, capsys):
     unlock(run.path)
 
 
+@pytest.mark.filterwarnings("ignore:Detected pickle protocol")
 @pytest.mark.parametrize("damage", [lambda file: cut(file, 500), lambda file: file.write_bytes(pickle.dumps(print))])
 def test_random_states_without_checksums_are_named(ckpt, damage):
     without_checksums(ckpt / NEWEST)
