@@ -20,6 +20,7 @@ from builders import assert_identical, make_rollout, make_scores, snapshot, tiny
 
 import rlkit as rl
 from rlkit.run import manifest, storage
+from rlkit.run.checkpoint import state_of
 from rlkit.run.folder import unlock
 from rlkit.run.random_state import random_state
 
