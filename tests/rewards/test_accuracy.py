@@ -66,7 +66,7 @@ def test_the_last_complete_box_of_the_last_answer_counts():
         r"The answer is $2$, so \boxed{2": 0.0,  # cut
         r"\boxed{}": 0.0,
         r"The answer is $2$. <answer>The answer is $2$": 0.0,
-        r"</think> so $x = 2$": 1.0,
+        r"$3$ </think> The answer is $2$": 1.0,
     }
     assert dict(zip(texts, accuracy(list(texts), answer=["2"] * len(texts)), strict=True)) == texts
 

@@ -246,36 +246,42 @@ def test_our_processes_get_no_signal_and_keep_their_limits():
 def test_no_listener_is_reached(folders):
     """TCP on the loopback, and sockets of Unix: by name, by path, from one end of a pair."""
     mine, _ = folders
-    path = str(mine / "s")
+    path, name = str(mine / "s"), f"rlkit-test-{os.getpid()}"
+    pair = "import socket; a, b = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM); "
     with (
         socket.create_server(("127.0.0.1", 0)) as tcp,
         socket.socket(socket.AF_UNIX) as unix,
-        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as pair,
+        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as box,
     ):
         unix.bind(path)
         unix.listen()
-        pair.bind(f"\0rlkit-test-{os.getpid()}")
+        box.bind(f"\0{name}")
         port = tcp.getsockname()[1]
         address = f"ctypes.create_string_buffer(b'\\x02\\0' + ({port}).to_bytes(2, 'big') + bytes([127, 0, 0, 1]) + bytes(8), 16)"
         attacks = [
             f"s = libc.socket(2, 1, 0); libc.connect(s, {address}, 16)",
             f"import socket; socket.create_connection(('127.0.0.1', {port}), timeout=2)",
             f"import socket; s = socket.socket(socket.AF_UNIX); s.connect({path!r})",
-            f"import socket; a, b = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM); a.sendto(b'x', '\\0rlkit-test-{os.getpid()}')",
-            f"import socket; a, b = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM); a.sendmsg([b'x'], [], 0, '\\0rlkit-test-{os.getpid()}')",
-            f"import socket; a, b = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM); libc.connect(a.fileno(), b'\\x01\\0\\0rlkit-test-{os.getpid()}', {13 + len(str(os.getpid()))})\nlibc.send(a.fileno(), b'x', 1, 0)",
+            pair + f"a.sendto(b'x', '\\0{name}')",
+            pair + f"a.sendmsg([b'x'], [], 0, '\\0{name}')",
+            pair + f"libc.sendto(a.fileno(), b'x', 1, 0, b'\\1\\0\\0{name}', {len(name) + 3})",
+            pair + f"libc.connect(a.fileno(), b'\\1\\0\\0{name}', {len(name) + 3}); libc.send(a.fileno(), b'x', 1, 0)",
         ]
         PythonTests(timeout=LONG)([LIBC + attack for attack in attacks], tests=[RAN] * len(attacks))
-        for listener in (tcp, unix, pair):
+        for listener in (tcp, unix, box):
             listener.setblocking(False)
-        for receive in (tcp.accept, unix.accept, lambda: pair.recv(1)):
+        receivers = (tcp.accept, unix.accept, lambda: box.recv(1))
+        for receive in receivers:
             with pytest.raises(BlockingIOError):
                 receive()
+        for attack, receive in zip(attacks, [receivers[k] for k in (0, 0, 1, 2, 2, 2, 2)], strict=True):
+            subprocess.run([sys.executable, "-I", "-c", LIBC + attack], check=True)
+            receive()  # without protection it arrives
 
 
 def test_the_disk_is_not_filled(folders, monkeypatch):
     """Many files of the size that one may have, and folders nested deeper than Python can remove."""
-    fill = "for n in range(10**6): open(str(n), 'wb').write(bytes(1 << 23))"
+    fill = "import time\nfor n in range(8): open(str(n), 'wb').write(bytes(1 << 22))\ntime.sleep(3)"  # 32 MiB, and right code
     deep = "import os\nfor n in range(1200):\n    os.mkdir('d'); os.chdir('d')\nopen('f', 'w').write('x')"
     _, theirs = folders
     monkeypatch.setattr(code_tests, "DISK", 1 << 14)
