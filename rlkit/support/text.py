@@ -10,7 +10,7 @@ import html
 import numbers
 import sys
 import unicodedata
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -82,7 +82,7 @@ def as_plotly(text: str, limit: int = 40) -> str:
     return html.escape(short, quote=False).replace("{", "&#123;").replace("$", "&#36;")
 
 
-def fits(text: str, stream: TextIO | None = None) -> str:
+def fits(text: str, stream: Any = None) -> str:
     r"""The text with `\x..` for the letters that a stream's encoding lacks.
 
     Args:
@@ -90,6 +90,7 @@ def fits(text: str, stream: TextIO | None = None) -> str:
         stream: None for standard output.
 
     Example:
+        >>> import io
         >>> fits("Ü$", io.TextIOWrapper(io.BytesIO(), "ascii"))
         '\\xdc$'
     """

@@ -20,7 +20,6 @@ from builders import assert_identical, make_rollout, make_scores, snapshot, tiny
 
 import rlkit as rl
 from rlkit.run import manifest, storage
-from rlkit.run.checkpoint import state_of
 from rlkit.run.folder import unlock
 from rlkit.run.random_state import random_state
 
@@ -522,7 +521,7 @@ def test_what_else_does_not_fit_names_its_file_and_leaves_nothing(small_disk):
 
         write_report([run.path], small_disk / "report.html")
     with pytest.warns(UserWarning, match=r"rollout of step 1 was not written"):
-        run.log(1, make_rollout(), make_scores([1.0, 0.0, 1.0, 0.0]))
+        run.log(1, make_rollout(), make_scores([1.0, 0.0, 1.0, 0.0], [0, 0, 1, 1]))
     assert [name for name in files_of(small_disk) if name not in before] == []
     assert (run.path / "metrics.jsonl").read_bytes().startswith(lines)
 

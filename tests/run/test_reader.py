@@ -32,7 +32,7 @@ def run(tmp_path):
 
 
 def log(run, step, **numbers):
-    run.log(step, make_rollout(seed=step), make_scores([1, 0, 0.5, None]), torch.ones(4), **numbers)
+    run.log(step, make_rollout(seed=step), make_scores([1, 0, 0.5, None], [0, 0, 1, 1]), torch.ones(4), **numbers)
 
 
 def lines_of(data):
@@ -236,7 +236,8 @@ from builders import make_rollout, make_scores
 import rlkit as rl
 run = rl.Run(sys.argv[1])
 for step, _ in run.steps(range(10**6), 10**6, progress=False):
-    run.log(step, make_rollout(seed=step % 7), make_scores([1, 0, 0.5, None]), torch.ones(4), doubled=2 * step)
+    scores = make_scores([1, 0, 0.5, None], [0, 0, 1, 1])
+    run.log(step, make_rollout(seed=step % 7), scores, torch.ones(4), doubled=2 * step)
     if (run.path / "enough").exists():
         break
 """
