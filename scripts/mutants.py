@@ -237,7 +237,7 @@ MUTANTS = [
     Mutant("a deleted folder made anew", "run/folder.py", "if not folder.is_dir():", "if False:", "run/test_damage.py"),
     Mutant("changes after a checkpoint lost", "run/knob_changes.py", "if change.step >= step]", "if False]", "run/test_knobs.py"),
     Mutant("an old change after a newer one", "run/knob_changes.py", "change.step + 1)", "10**9)", "run/test_knobs.py"),
-    Mutant("a zombie holds its lock", "run/folder.py", 'not in (b"Z", b"X")', 'not in ()', "run/test_damage.py"),
+    Mutant("a zombie holds its lock", "run/lock.py", 'not in (b"Z", b"X")', 'not in ()', "run/test_damage.py"),
     Mutant("the background loop without the cell's grad mode", "run/background.py", "stack.enter_context(torch.set_grad_enabled(grad))", "pass", "run/test_background.py"),
     Mutant("a phase inside a phase counted twice", "support/timing.py", "if clock.busy:", "if False:", "run/test_commands.py"),
     # the view
@@ -302,9 +302,9 @@ MUTANTS = [
     Mutant('server: sampling defaults of the checkpoint', 'engines/vllm/server_settings.py', '"generation-config": "vllm",', '"generation-config": "auto",', 'engines/vllm/test_server.py'),
     # the run folder: locks, checkpoints, resume
     Mutant("a run that came and went is written into", "run/folder.py", 'if all(name.startswith("lock.") for name in names):', "if True:", "run/test_damage.py"),
-    Mutant("a lock of another host taken for dead", "run/folder.py", '(other["host"] != mine["host"] or lives(other["pid"]))', 'lives(other["pid"])', "run/test_folder.py"),
-    Mutant("a dead one's lock taken over by two at once", "run/folder.py", "fcntl.flock(handle, fcntl.LOCK_EX)", "pass", "run/test_folder.py"),
-    Mutant("the lock of another process taken away", "run/folder.py", 'if (read_json(file) or {}).get("pid") == os.getpid():', "if True:", "run/test_folder.py"),
+    Mutant("a lock of another host taken for dead", "run/lock.py", '(other["host"] != mine["host"] or lives(other["pid"]))', 'lives(other["pid"])', "run/test_folder.py"),
+    Mutant("a dead one's lock taken over by two at once", "run/lock.py", "fcntl.flock(handle, fcntl.LOCK_EX)", "pass", "run/test_folder.py"),
+    Mutant("the lock of another process taken away", "run/lock.py", 'if (read_json(file) or {}).get("pid") == os.getpid():', "if True:", "run/test_folder.py"),
     Mutant("resume goes on in the first of several folders", "run/folder.py", "sorted(found, reverse=True)", "sorted(found)", "test_run.py run/test_checkpoint.py"),
     Mutant("the step after a checkpoint stays in the log", "run/folder.py", 'is_step(line.get("step")) and line["step"] < steps', 'is_step(line.get("step")) and line["step"] <= steps', "run/test_damage.py run/test_checkpoint.py"),
     Mutant("the log not cut back at a resume", "run/state.py", "        cut_back(self.path, self.step)\n", "", "run/test_checkpoint.py"),

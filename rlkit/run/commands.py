@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from rlkit.run.folder import lives
 from rlkit.run.line_files import read_json
+from rlkit.run.lock import lives
 from rlkit.run.status import UNFINISHED
 from rlkit.support.files import regular
 from rlkit.support.scalars import scalar

@@ -20,7 +20,7 @@ from builders import assert_identical, make_rollout, make_scores, snapshot, tiny
 
 import rlkit as rl
 from rlkit.run import manifest, storage
-from rlkit.run.folder import unlock
+from rlkit.run.lock import unlock
 from rlkit.run.random_state import random_state
 
 SHARD, INDEX, RANDOM = "__0_0.distcp", ".metadata", "rng-0.pt"
