@@ -11,9 +11,10 @@ import torch
 from builders import make_rollout, make_scores
 
 import rlkit as rl
-from rlkit.run.folder import append_line, unlock
+from rlkit.run.folder import append_line
 from rlkit.run.line_files import read_lines
-from rlkit.run.run import format_line
+from rlkit.run.lock import unlock
+from rlkit.run.measurements import format_line
 
 
 class Batches:

@@ -1,4 +1,4 @@
-"""`rlkit ctl runs/x pause`: the controls of a running loop, from a shell. The commands are those of run/controls.py."""
+"""`rlkit ctl runs/x pause`: the controls of a running loop, from a shell. The commands are those of run/commands.py."""
 
 import argparse
 import contextlib
@@ -10,6 +10,7 @@ from typing import Any
 from rlkit.cli.arguments import Subparsers
 from rlkit.run.commands import ORDERS, send, why_over
 from rlkit.run.line_files import read_json
+from rlkit.run.status import UNFINISHED
 from rlkit.support.text import visible
 
 
@@ -66,7 +67,7 @@ def describe(folder: Path) -> str:
     why = why_over(state)
     if why is None:
         lines.append(f"process {state.get('pid')} on {state.get('host')}, last heard of {_ago(state.get('time'))}")
-    elif state.get("status") in ("running", "paused"):
+    elif state.get("status") in UNFINISHED:
         lines.append(why)
     numbers, bounds = (found if isinstance(found := state.get(key), dict) else {} for key in ("numbers", "bounds"))
     lines += [f"{name} = {value}{_range(bounds.get(name))}" for name, value in numbers.items()]

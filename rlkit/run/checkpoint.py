@@ -28,19 +28,14 @@ from rlkit.run.folder import write_json
 from rlkit.run.line_files import read_json
 from rlkit.run.manifest import (
     FILE,
-    candidates,
     checksums,
     damaged,
-    mend,
     pointed,
-    read_counters,
     sealed,
     together,
-    verify,
 )
 from rlkit.run.random_state import random_state, set_random_state
 from rlkit.support.files import regular, written_whole
-from rlkit.support.text import say
 
 if TYPE_CHECKING:
     from rlkit.policy import Policy
@@ -194,51 +189,12 @@ def _load_random_state(file: Path) -> None:
         raise damaged(file.parent, what[:300]) from None
 
 
-def choose(found: Path, *, named: bool, mine: bool) -> tuple[Path, dict[str, Any]]:
-    """The checkpoint to go on from, and its run.json; every process calls it.
-
-    Args:
-        found: the one that the user named, or any in the `ckpt` folder of which the newest whole one is wanted.
-        named: the user named it, so it is that one or none.
-        mine: it lies in the run's own folder, which is locked by now.
+def check_index(checkpoint: Path) -> None:
+    """Check that the index of a checkpoint of torch can be read without executing anything.
 
     Raises:
-        FileNotFoundError, RuntimeError: it is not whole, or none is; the error names the file.
+        RuntimeError: it cannot.
     """
-    fault: Exception | None = None
-    known = collectives.from_main(candidates(found.parent))
-    for checkpoint in (found, *(path for path in known if path != found)) if named else known:
-        try:
-            counters = _whole(checkpoint, mine)
-        except (FileNotFoundError, RuntimeError) as error:
-            fault = fault or error
-            continue
-        if fault is None:
-            return checkpoint, counters
-        if named:
-            hint = f"The newest whole checkpoint beside it: run.resume({str(checkpoint)!r})."
-            raise type(fault)(f"{fault} {hint}") from None
-        if collectives.rank() == 0:
-            say(f"rlkit: {str(fault).removeprefix('run.resume: ')} Going on from {checkpoint.name} instead.")
-        return checkpoint, counters
-    assert fault is not None  # at least `found` was tried
-    raise type(fault)(
-        f"{fault} No other checkpoint beside it is whole. Restore the file from a copy, or start over: in another "
-        'folder, or with run.resume("none").'
-    ) from None
-
-
-def _whole(checkpoint: Path, mine: bool) -> dict[str, Any]:
-    if mine:
-        together(lambda: mend(checkpoint) if collectives.rank() == 0 else None)
-    counters = together(lambda: read_counters(checkpoint))[collectives.rank()]
-    verify(checkpoint, counters)
-    if counters.get("strategy") != "zero3":
-        together(lambda: _check_index(checkpoint))
-    return counters
-
-
-def _check_index(checkpoint: Path) -> None:
     with _quiet():
         from rlkit.run import storage
     try:

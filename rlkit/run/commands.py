@@ -19,8 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from rlkit.run.folder import lives
 from rlkit.run.line_files import read_json
+from rlkit.run.lock import lives
+from rlkit.run.status import UNFINISHED
 from rlkit.support.files import regular
 from rlkit.support.scalars import scalar
 
@@ -103,7 +104,7 @@ def _append(file: Path, line: bytes) -> int:
 
 def why_over(state: dict[str, Any]) -> str | None:
     """Why a state.json means that nothing goes on there; None if a loop runs or pauses."""
-    if state.get("status") not in ("running", "paused"):
+    if state.get("status") not in UNFINISHED:
         return f"its loop has ended ({state.get('status')}) at step {state.get('step')}"
     pid = state.get("pid")
     if state.get("host") == socket.gethostname() and isinstance(pid, int) and not lives(pid):

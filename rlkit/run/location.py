@@ -11,9 +11,10 @@ from typing import Any
 
 from rlkit.distributed import collectives
 from rlkit.distributed.rank_output import move_output_to
-from rlkit.run.folder import claimed_folder, lock, numbered_folders, unlock, versions, write_json
+from rlkit.run.folder import claimed_folder, numbered_folders, versions, write_json
+from rlkit.run.lock import lock, unlock
+from rlkit.run.manifest import newest_of
 from rlkit.run.provenance import for_config, origin
-from rlkit.run.saved_state import newest_of
 from rlkit.support.process_state import current
 from rlkit.support.text import say
 

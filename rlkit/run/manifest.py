@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from rlkit.distributed import collectives
+from rlkit.run.folder import numbered_folders
 from rlkit.run.line_files import read_json
 from rlkit.support.files import regular
 from rlkit.support.text import say
@@ -145,8 +146,17 @@ def candidates(folder: Path) -> list[Path]:
 
 
 def newest(folder: Path) -> Path | None:
-    """The newest checkpoint of a `ckpt` folder by name, or None. Only looks."""
+    """Return the first of `candidates`, or None."""
     return next(iter(candidates(folder)), None)
+
+
+def newest_of(wanted: Path) -> Path | None:
+    """Return the newest checkpoint of a run's folder, or of the last numbered one that has any; whole or not.
+
+    A run that died before its first checkpoint left a folder without one.
+    """
+    known = (newest(folder / "ckpt") for folder in numbered_folders(wanted))
+    return next((path for path in known if path is not None), None)
 
 
 def pointed(folder: Path, name: str) -> str | None:

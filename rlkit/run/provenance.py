@@ -1,7 +1,7 @@
 """Where a run comes from, for its config.json: the notebook or script, its parameters, and the commit of its code.
 
-Front ends say in different places which notebook runs, and some do not say it. What is not known is left out: nothing
-here fails, prints or waits for long. Left out: a diff of the changed files, which may hold what should not be copied.
+Not every front end says which notebook runs. What is unknown is left out; nothing here fails, prints or waits long.
+Left out: a diff of the changed files, which may hold secrets.
 """
 
 import ast
@@ -16,12 +16,11 @@ from typing import Any
 
 from rlkit.support.scalars import scalar
 
-PATIENCE = 5.0
-"""Seconds that git gets; on a slow network file system it may need more, and then config.json says nothing of it."""
+PATIENCE = 5.0  # seconds that git gets
 
 
 def origin() -> dict[str, Any]:
-    """What is known of `git` (commit, dirty), `notebook` or `script` (file, arguments), and `parameters`."""
+    """Return what is known of `git` (commit, dirty), `notebook` or `script` (file, arguments), and `parameters`."""
     found: dict[str, Any] = {}
     notebook, script = notebook_path(), _script_path()
     if notebook is not None:
@@ -33,37 +32,34 @@ def origin() -> dict[str, Any]:
 
 
 def notebook_path() -> Path | None:
-    """The path of the notebook that runs, as far as its front end tells it."""
+    """Return the notebook that runs: Jupyter Server 2 names it in the environment, VS Code and PyCharm in a variable;
+    None if nothing does.
+    """
     names = _namespace()
-    # Jupyter Server 2 says it in the environment, VS Code and PyCharm in a variable.
-    for said in (os.environ.get("JPY_SESSION_NAME"), names.get("__vsc_ipynb_file__"), names.get("__session__")):
-        if isinstance(said, str) and said.endswith(".ipynb") and Path(said).is_file():
-            return Path(said)
+    for path in (os.environ.get("JPY_SESSION_NAME"), names.get("__vsc_ipynb_file__"), names.get("__session__")):
+        if isinstance(path, str) and path.endswith(".ipynb") and Path(path).is_file():
+            return Path(path)
     return None
 
 
 def notebook_parameters(notebook: Path, names: Mapping[str, Any]) -> dict[str, Any]:
-    """The values that the names of the cells tagged `parameters` have now: papermill or the user may have changed them.
-
-    Args:
-        notebook: the file, as it was saved last.
-        names: the variables of the kernel.
+    """Return the names that cells tagged `parameters` assign, with their values in `names`, the kernel's variables:
+    papermill or the user may have changed them.
     """
     found = {}
     try:
-        cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
-        for cell in cells:
+        for cell in json.loads(notebook.read_text(encoding="utf-8"))["cells"]:
             if cell["cell_type"] == "code" and "parameters" in cell["metadata"].get("tags", []):
                 for node in ast.walk(ast.parse("".join(cell["source"]))):
                     if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id in names:
                         found[node.id] = names[node.id]
-    except (OSError, ValueError, KeyError, TypeError, SyntaxError):  # no notebook of version 4, or magics in the cell
+    except (OSError, ValueError, KeyError, TypeError, SyntaxError):  # not a version 4 notebook, or magics in the cell
         return {}
     return found
 
 
 def for_config(value: Any) -> Any:
-    """A parameter as config.json can hold it: numbers, texts, lists and dicts stay; the rest becomes text.
+    """Return a parameter as config.json can hold it: numbers, texts, lists and dicts stay; the rest becomes text.
 
     Example:
         >>> for_config({"weights": {("a", 1): 0.5}, "limit": float("inf"), "path": Path("x")})
@@ -74,7 +70,7 @@ def for_config(value: Any) -> Any:
             return {str(key): for_config(cell) for key, cell in value.items()}
         if isinstance(value, list | tuple):
             return [for_config(cell) for cell in value]
-    except RecursionError:  # something that holds itself
+    except RecursionError:  # a container that contains itself
         return "..."
     value = scalar(value)
     is_plain = value is None or isinstance(value, str | int) or (isinstance(value, float) and math.isfinite(value))
@@ -82,44 +78,36 @@ def for_config(value: Any) -> Any:
 
 
 def git_commit(folder: Path) -> dict[str, Any] | None:
-    """The commit of the code in a folder, and whether files that git knows differ from it; None without git."""
-    commit = _git(folder, "rev-parse", "HEAD")
-    if commit is None:
-        return None
-    changes = _git(folder, "status", "--porcelain", "--untracked-files=no")
-    return {"commit": commit.strip(), "dirty": None if changes is None else bool(changes.strip())}
+    """Return the commit of a folder, and whether tracked files differ from it; None without git or repository."""
+    environment = os.environ | {"GIT_OPTIONAL_LOCKS": "0"}  # or status would write the index
 
-
-def _git(folder: Path, *arguments: str) -> str | None:
-    try:
+    def git(*arguments: str) -> str:
         done = subprocess.run(
             ["git", *arguments],
             cwd=folder,
-            env=os.environ | {"GIT_OPTIONAL_LOCKS": "0"},  # status would write the index
+            env=environment,
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
+            capture_output=True,
             timeout=PATIENCE,
             check=True,
             text=True,
         )
+        return done.stdout.strip()
+
+    commit = None
+    try:
+        commit = git("rev-parse", "HEAD")
+        return {"commit": commit, "dirty": bool(git("status", "--porcelain", "--untracked-files=no"))}
     except (OSError, subprocess.SubprocessError, UnicodeDecodeError):
-        return None
-    return done.stdout
+        return None if commit is None else {"commit": commit, "dirty": None}
 
 
 def _namespace() -> Mapping[str, Any]:
-    if "IPython" in sys.modules:
-        from IPython.core.getipython import get_ipython
-
-        shell = get_ipython()
-        if shell is not None:
-            return shell.user_ns
-    return {}
+    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    return {} if shell is None else shell.user_ns
 
 
 def _script_path() -> Path | None:
     file = getattr(sys.modules.get("__main__"), "__file__", None)
-    if file is None or "ipykernel" in sys.modules:  # a kernel's own launcher is no script of the user's
-        return None
-    return Path(file) if Path(file).is_file() else None
+    is_script = file is not None and "ipykernel" not in sys.modules and Path(file).is_file()  # not a kernel's launcher
+    return Path(file) if file is not None and is_script else None

@@ -141,7 +141,7 @@ class RolloutWriter:
             warnings.warn(
                 f"run.log: the rollout of step {step} was not written, the training goes on. {fault}. Later ones are "
                 "tried, without a further warning.",
-                stacklevel=3,
+                stacklevel=4,
             )
         return None
 

@@ -17,6 +17,8 @@ import time
 from collections.abc import Callable, Iterator
 from types import FrameType
 
+from rlkit.run.status import SignalReason
+
 PREEMPTIONS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGUSR1") if hasattr(signal, name))
 SECOND_SECONDS = 3.0  # a cluster and a launcher may both pass on one signal
 _early: list[float] = []  # when preemptions came before the first step
@@ -33,7 +35,7 @@ class StopFlag:
     """
 
     def __init__(self, say: Callable[[str], None]) -> None:
-        self.reason: str | None = None
+        self.reason: SignalReason | None = None
         self._say = say
         self._words: queue.SimpleQueue[str | None] = queue.SimpleQueue()
 

@@ -142,7 +142,7 @@ class Target:
     warned: bool = False
 
 
-class Sinks:
+class Trackers:
     """The sinks of a run."""
 
     def __init__(self) -> None:
@@ -224,5 +224,5 @@ def _warn(target: Target, error: Exception) -> None:
     what = "is not used" if target.given_up else "missed something; later steps are tried, without a further warning"
     warnings.warn(
         f"run.report_to: {target.kind} failed and {what}; the training goes on. {type(error).__name__}: {error}",
-        stacklevel=4,
+        stacklevel=5,
     )

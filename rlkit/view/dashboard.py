@@ -18,10 +18,10 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
 
 from rlkit.run.reader import RunReader
-from rlkit.run.run import Run
 from rlkit.support.text import UNTYPESET, as_html, fits, say
 from rlkit.view.budget import PAUSE, Budget
 from rlkit.view.frontend import FrontEnd, front_end, missing, shell
@@ -30,6 +30,21 @@ from rlkit.view.static import advice, as_page, as_text
 
 PICTURE_PAUSE = 10.0  # seconds between two static pictures while a live view stands beside them
 _OPEN: dict[tuple[str, ...], "Dashboard"] = {}
+
+
+@runtime_checkable
+class RunFolder(Protocol):
+    """A run that is being written by this process: what the view needs of `rl.Run`."""
+
+    @property
+    def folder(self) -> Path | None:
+        """The run's folder, None while it is not chosen."""
+        ...
+
+    @property
+    def wanted(self) -> Path:
+        """The folder that was asked for."""
+        ...
 
 
 class Dashboard:
@@ -60,12 +75,19 @@ class Dashboard:
     """
 
     def __init__(
-        self, *runs: str | os.PathLike[str] | Run | RunReader, controls: bool = True, live: bool | None = None
+        self, *runs: str | os.PathLike[str] | RunFolder | RunReader, controls: bool = True, live: bool | None = None
     ) -> None:
         if not runs:
             raise ValueError('Dashboard: expected at least one run, e.g. rl.Dashboard("runs/rloo-first"), got none.')
-        self._waiting = [run if isinstance(run, Run) else None for run in runs]
-        self._histories = [None if isinstance(run, Run) else History(_reader(run)) for run in runs]
+        self._waiting: list[RunFolder | None] = []
+        self._histories: list[History | None] = []
+        for run in runs:
+            if isinstance(run, str | os.PathLike | RunReader):
+                self._waiting.append(None)
+                self._histories.append(History(_reader(run)))
+            else:
+                self._waiting.append(run)
+                self._histories.append(None)
         self._key = tuple(_name_of(run) for run in runs)
         self._front: FrontEnd = front_end() if live is None else "live" if live and not missing() else "static"
         self._lock = Budget()
@@ -280,6 +302,29 @@ def _reader(run: str | os.PathLike[str] | RunReader) -> RunReader:
     return run if isinstance(run, RunReader) else RunReader(run)
 
 
-def _name_of(run: str | os.PathLike[str] | Run | RunReader) -> str:
-    """The folder as it was asked for; a run that is made anew in the same cell replaces the view of the one before."""
-    return str(run.wanted if isinstance(run, Run) else run.path if isinstance(run, RunReader) else os.fspath(run))
+def _name_of(run: str | os.PathLike[str] | RunFolder | RunReader) -> str:
+    """The folder as it was asked for: a run that a cell creates again replaces the view of the one before."""
+    if isinstance(run, str | os.PathLike):
+        return os.fspath(run)
+    return str(run.path if isinstance(run, RunReader) else run.wanted)
+
+
+def dashboard_of(run: RunFolder, say: Callable[[str], None]) -> Dashboard | None:
+    """Show a run in a notebook; see `Run.dashboard`.
+
+    Args:
+        run: the run.
+        say: prints a line.
+
+    Returns:
+        The view; None where there is no notebook, or if the view failed, which must not stop the run.
+    """
+    if front_end() == "text":
+        return None
+    try:
+        view = Dashboard(run)
+        view.show()
+    except Exception as error:
+        say(f"rlkit: no live view: {type(error).__name__}: {error}")
+        return None
+    return view

@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from rlkit.run.status import status_of
 from rlkit.view.completions import group, table, token_lens, whole_text
 from rlkit.view.json_values import clean, plain, short
 from rlkit.view.prompts import compare, pin
@@ -71,7 +72,7 @@ def overview(readers: Sequence[Reader], request: dict[str, Any]) -> dict[str, An
                 "path": clean(str(reader.path)),
                 "step": plain(state.get("step")),
                 "max_steps": plain(state.get("max_steps")),
-                "status": plain(state.get("status") or state.get("stopped") or ""),
+                "status": plain(status_of(state) or ""),
                 "taken": plain(state.get("taken")),
                 "time": _whole(state.get("time")),
                 "numbers": {clean(str(name)): plain(value) for name, value in declared},

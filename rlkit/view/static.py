@@ -16,6 +16,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from rlkit.run.status import status_of
 from rlkit.run.svg import COLORS, Cells, picture
 from rlkit.support.text import UNTYPESET, as_html, visible
 from rlkit.view.panels import Chart, History, charts_of
@@ -55,8 +56,7 @@ def headline(history: History) -> str:
         parts.append(
             visible(f"step {state['step']}") + (visible(f" of {state['max_steps']}") if state.get("max_steps") else "")
         )
-    status = state.get("status") or state.get("stopped")
-    if status:
+    if status := status_of(state):
         parts.append(visible(str(status)))
     for name in ("reward", "kl"):
         curve = history.series.curves.get(name)

@@ -671,7 +671,7 @@ for step, batch in run.steps(prompts, args.max_steps, progress=False):
     run.log(step, rollout, scores)
     pathlib.Path(os.environ["SHIM_LOG"], "training").touch()
     if step == 1 and "SLURM_RESTART_COUNT" not in os.environ and world.size == 2:
-        while run._flag.reason is None:  # a long step, in which the notice comes
+        while run._state.flag.reason is None:  # a long step, in which the notice comes
             time.sleep(0.1)
 """
 

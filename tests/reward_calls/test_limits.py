@@ -22,7 +22,7 @@ from waiting import LONG, alive, interrupt_when, until
 
 import rlkit as rl
 from rlkit.reward_calls import callers, worker
-from rlkit.run.folder import lives
+from rlkit.run.lock import lives
 
 NAN = float("nan")
 BAD = "bad"

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from waiting import LONG, until
 
-from rlkit.run.folder import lives
+from rlkit.run.lock import lives
 
 SET_UP = f"""
 import sys

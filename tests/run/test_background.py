@@ -27,8 +27,8 @@ def run(tmp_path):
 def in_background(run, loop):
     """As `run.start` does it in a kernel."""
     path = str(run.path)
-    run._started, run._background = True, Background(loop, path, run._flag)
-    run._background.start()
+    run._state.started, run._state.background = True, Background(loop, path, run._state.flag)
+    run._state.background.start()
 
 
 def seen_by_torch():
@@ -113,7 +113,7 @@ def test_an_error_of_the_loop_comes_out_of_wait_with_its_place(run, capsys):
                 raise ZeroDivisionError("of the loop")
 
     in_background(run, loop)
-    until(lambda: not run._background.alive, "the error")
+    until(lambda: not run._state.background.alive, "the error")
     assert "the loop ended with ZeroDivisionError: of the loop; run.wait() shows where" in capsys.readouterr().out
     for _ in range(2):
         with pytest.raises(ZeroDivisionError, match="of the loop") as error:
@@ -161,13 +161,13 @@ def test_a_second_interrupt_gives_the_cell_back_and_the_loop_still_ends_in_order
     until(lambda: run.step == 2, "step 2")
 
     def press_again():
-        until(lambda: run._flag.reason == "interrupted", "the first interrupt")
+        until(lambda: run._state.flag.reason == "interrupted", "the first interrupt")
         os.kill(os.getpid(), signal.SIGINT)
 
     interrupt_when(listens(sigint_guard), then=press_again)
     with pytest.raises(KeyboardInterrupt):
         run.wait()
-    assert run._background.alive and run.step == 2
+    assert run._state.background.alive and run.step == 2
     go_on.set()
     run.wait()
     assert (run.stopped, run.step) == ("interrupted", 3) and len(run.metrics) == 3
@@ -257,7 +257,7 @@ def test_a_flag_that_came_too_late_does_not_stop_the_next_loop(run, sigint_guard
     until(lambda: run.stopped == "done", "the loop")
 
     def end():
-        until(lambda: run._flag.reason == "interrupted", "the interrupt")
+        until(lambda: run._state.flag.reason == "interrupted", "the interrupt")
         ended.set()
 
     interrupt_when(listens(sigint_guard), then=end)

@@ -13,7 +13,7 @@ from builders import assert_identical, make_rollout, make_scores, snapshot, tiny
 
 import rlkit as rl
 from rlkit.run import checkpoint
-from rlkit.run.folder import unlock
+from rlkit.run.lock import unlock
 from rlkit.run.manifest import newest
 
 ROWS = [{"prompt": f"{a}+{b}="} for a in range(4) for b in range(3)]

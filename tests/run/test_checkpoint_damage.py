@@ -20,7 +20,7 @@ from builders import assert_identical, make_rollout, make_scores, snapshot, tiny
 
 import rlkit as rl
 from rlkit.run import manifest, storage
-from rlkit.run.folder import unlock
+from rlkit.run.lock import unlock
 from rlkit.run.random_state import random_state
 
 SHARD, INDEX, RANDOM = "__0_0.distcp", ".metadata", "rng-0.pt"
@@ -369,7 +369,7 @@ def forge_value(checkpoint, attack):
     """A learning rate, which is no tensor, in a shard of torch's own."""
     run, _, optimizer = tracked(checkpoint.parent / "forged")
     optimizer.param_groups[0]["lr"] = attack
-    state = rl.run.checkpoint._state(run._keeper.tracked)
+    state = rl.run.checkpoint._state(run._state.checkpointer.tracked)
     dcp.save(state, checkpoint_id=str(checkpoint), no_dist=True)
 
 

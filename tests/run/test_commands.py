@@ -16,8 +16,8 @@ from waiting import LONG, until
 import rlkit as rl
 from rlkit.cli import main
 from rlkit.run.commands import Inbox, parse, send
-from rlkit.run.folder import unlock
 from rlkit.run.line_files import read_json, read_lines
+from rlkit.run.lock import unlock
 from rlkit.support import timing
 
 
@@ -47,7 +47,7 @@ def others(run):
                 function()
             except BaseException as error:
                 errors.append(error)
-                run._flag.reason = "interrupted"  # the loop may wait for this thread for ever
+                run._state.flag.reason = "interrupted"  # the loop may wait for this thread for ever
 
         started.append(threading.Thread(target=work))
         started[-1].start()

@@ -20,9 +20,10 @@ from run_folders import write_run
 import rlkit as rl
 from rlkit.cli import ctl, main
 from rlkit.run import folder as folder_module
-from rlkit.run.folder import cut_lines, lives, lock
+from rlkit.run.folder import cut_lines
 from rlkit.run.knobs import Numbers
 from rlkit.run.line_files import read_json
+from rlkit.run.lock import lives, lock
 from rlkit.run.svg import picture
 from rlkit.view.panels import History
 from rlkit.view.static import as_page

@@ -13,8 +13,9 @@ import rlkit as rl
 from rlkit.cli import main
 from rlkit.distributed.rank_output import RankLog
 from rlkit.run.commands import send
-from rlkit.run.folder import append_line, unlock
+from rlkit.run.folder import append_line
 from rlkit.run.line_files import read_json, read_lines
+from rlkit.run.lock import unlock
 from rlkit.support.files import regular, written_whole
 
 READ = [

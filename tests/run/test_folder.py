@@ -15,14 +15,14 @@ import torch
 
 import rlkit as rl
 from rlkit.distributed.rank_output import MOST_CHARACTERS, RankLog
-from rlkit.run import folder as folder_module
-from rlkit.run.folder import lives, lock, unlock
+from rlkit.run import lock as lock_module
+from rlkit.run.lock import lives, lock, unlock
 from rlkit.run.manifest import newest
 
 ROOT = str(Path(__file__).parents[2])
 CLAIM = """
 import sys, time, pathlib
-from rlkit.run.folder import lock
+from rlkit.run.lock import lock
 folder = pathlib.Path(sys.argv[1])
 print("ready", flush=True)
 sys.stdin.readline()
@@ -84,7 +84,7 @@ def test_while_one_takes_over_a_dead_lock_another_waits(tmp_path, monkeypatch):
             select.select([other.stdout], [], [], 1.0)  # it answers only if it did not wait
             return lives(pid)
 
-        monkeypatch.setattr(folder_module, "lives", slowly)
+        monkeypatch.setattr(lock_module, "lives", slowly)
         lock(tmp_path)
         assert other.stdout.readline() == "taken\n"
         other.communicate("end\n")

@@ -9,7 +9,7 @@ from torch.optim import lr_scheduler
 
 import rlkit as rl
 from rlkit.run.commands import send
-from rlkit.run.folder import unlock
+from rlkit.run.lock import unlock
 
 RELATIVE = 1e-12  # float64
 

@@ -9,7 +9,8 @@ import torch
 from builders import tiny_policy
 
 import rlkit as rl
-from rlkit.run.folder import fresh_folder, unlock
+from rlkit.run.folder import fresh_folder
+from rlkit.run.lock import unlock
 from rlkit.support.process_state import current
 
 EVALUATED = [{"prompt": "1+1="}]

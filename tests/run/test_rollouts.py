@@ -11,8 +11,8 @@ from builders import SPECIAL, assert_identical, make_rollout, make_scores, tiny_
 
 import rlkit as rl
 from rlkit.record import printable
-from rlkit.run.folder import unlock
 from rlkit.run.line_files import read_lines
+from rlkit.run.lock import unlock
 from rlkit.run.reader import RunReader
 from rlkit.run.rollout_rows import rows_of, table_of
 from rlkit.run.rollouts import MOST_PARTS, RolloutWriter, Thinning, cut_parts, kept_steps, part_of, spare, write_part

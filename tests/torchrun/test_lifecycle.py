@@ -11,7 +11,7 @@ from builders import assert_identical
 from comparing import WEIGHTS, assert_close
 from lifecycle_worker import HALF, STEPS, TORN, train
 
-from rlkit.run import folder
+from rlkit.run import lock
 from rlkit.run.line_files import read_lines
 from rlkit.run.manifest import newest
 
@@ -128,7 +128,7 @@ def test_kill_in_the_middle_of_a_save(life):
     assert life.left_by_kill == ["latest", "step-000001", "step-000002", "step-000003.partial"]
     assert [line["step"] for line in life.lines_of_killed] == [0, 1, 2]
     assert life.lock_of_killed["host"] == socket.gethostname()  # of a dead process: the second launch took it over
-    assert not folder.lives(life.lock_of_killed["pid"])
+    assert not lock.lives(life.lock_of_killed["pid"])
     assert TORN not in life.read("killed")
 
 

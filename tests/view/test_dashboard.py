@@ -98,7 +98,7 @@ def test_a_fault_of_the_view_is_noted_once_and_raised_nowhere(tmp_path, monkeypa
 
 
 def test_run_dashboard_does_not_fail_with_the_view(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(frontend, "front_end", lambda: "live")
+    monkeypatch.setattr("rlkit.view.dashboard.front_end", lambda: "live")
     monkeypatch.setattr(Dashboard, "show", lambda self: 1 / 0)
     run = rl.Run(tmp_path / "r")
     assert run.dashboard() is None

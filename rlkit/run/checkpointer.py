@@ -1,4 +1,4 @@
-"""Keeper: whose state belongs to a run, and how it is saved and taken up again. The files: checkpoint.py."""
+"""Checkpointer: what a run saves, and which checkpoint it goes on from. One checkpoint's files: checkpoint.py."""
 
 import os
 from collections.abc import Mapping
@@ -9,18 +9,19 @@ import torch
 
 from rlkit.distributed import collectives
 from rlkit.run import checkpoint, evaluations
-from rlkit.run.folder import cut_lines, gone, numbered_folders
-from rlkit.run.manifest import newest, together
+from rlkit.run.folder import cut_lines, gone
+from rlkit.run.manifest import candidates, mend, newest_of, read_counters, together, verify
 from rlkit.run.rollouts import cut_parts
 from rlkit.support.process_state import current
+from rlkit.support.text import say
 
 if TYPE_CHECKING:
     from rlkit.policy import Policy
     from rlkit.step import LRScheduler
 
 
-class Keeper:
-    """What `Run.track` was given.
+class Checkpointer:
+    """Saves and restores what `Run.track` was given.
 
     Attributes:
         tracked: policy, optimizer and scheduler; None before `track`.
@@ -49,8 +50,8 @@ class Keeper:
         self.tracked = checkpoint.Tracked(policy, optimizer, scheduler, current.keep or keep, best)
         self.prompts, self.vstar = prompts, vstar
 
-    def need(self, where: str) -> checkpoint.Tracked:
-        """What is tracked.
+    def require(self, where: str) -> checkpoint.Tracked:
+        """Return what is tracked.
 
         Raises:
             RuntimeError: nothing is.
@@ -65,10 +66,10 @@ class Keeper:
         Args:
             folder: of the run.
             counters: plain data of the run; `step` names the checkpoint.
-            last: the metrics logged last; the best checkpoint is chosen by one of them.
+            last: the metrics that were logged last; `Tracked.best` names one of them.
         """
-        tracked = self.need("run.save")
-        if collectives.from_main(collectives.rank() == 0 and not folder.is_dir()):  # every process says so, none waits
+        tracked = self.require("run.save")
+        if collectives.from_main(collectives.rank() == 0 and not folder.is_dir()):  # raised on every process
             raise gone(folder)
         table, fresh = folder / "vstar.pt", self.vstar is not None and collectives.rank() == 0
         together(lambda: self.vstar.save(table) if fresh and not table.exists() else None)
@@ -80,24 +81,26 @@ class Keeper:
         return checkpoint.save(folder / "ckpt", tracked, dict(counters) | own, score)
 
     def find(self, wanted: Path, source: str | os.PathLike[str]) -> Path | None:
-        """The checkpoint that `Run.resume` means, whole or not, the same on every process; None to start a new run."""
+        """Return the checkpoint that `Run.resume(source)` means, whole or not, the same on every process; None to
+        start a new run.
+        """
         if source == "none":
             return None
         return collectives.from_main(newest_of(wanted) if source == "auto" else Path(source))
 
     def load(self, found: Path, *, named: bool, mine: bool) -> dict[str, Any]:
-        """Put a checkpoint into what is tracked; every process calls it.
+        """Restore a checkpoint; every process calls it.
 
         Args:
             found: the checkpoint.
-            named: it is the one to load; else the newest whole one beside it.
+            named: load exactly this one; else the newest whole one beside it.
             mine: it lies in the run's own folder, which is locked by now.
 
         Returns:
             The counters that were saved with it.
         """
-        tracked = self.need("run.resume")
-        found, counters = checkpoint.choose(found, named=named, mine=mine)
+        tracked = self.require("run.resume")
+        found, counters = choose(found, named=named, mine=mine)
         checkpoint.check_vstar(found, counters, self.vstar)
         checkpoint.load(found, tracked, counters)
         if self.prompts is not None and counters.get("prompts") is not None:
@@ -105,13 +108,48 @@ class Keeper:
         return counters
 
 
-def newest_of(wanted: Path) -> Path | None:
-    """The newest checkpoint of a run's folder, or of the last of those with a number that has one; whole or not.
+def choose(found: Path, *, named: bool, mine: bool) -> tuple[Path, dict[str, Any]]:
+    """Return the checkpoint to go on from, and its run.json; every process calls it.
 
-    A run that died before its first checkpoint left a folder in which there is none.
+    Args:
+        found: the one that the user named, or any in the `ckpt` folder of which the newest whole one is wanted.
+        named: the user named it, so no other one will do.
+        mine: it lies in the run's own folder, which is locked by now.
+
+    Raises:
+        FileNotFoundError, RuntimeError: it is not whole, or none is; the error names the file.
     """
-    known = (newest(folder / "ckpt") for folder in numbered_folders(wanted))
-    return next((path for path in known if path is not None), None)
+    fault: Exception | None = None
+    known = collectives.from_main(candidates(found.parent))
+    for candidate in (found, *(path for path in known if path != found)) if named else known:
+        try:
+            counters = _verified(candidate, mine)
+        except (FileNotFoundError, RuntimeError) as error:
+            fault = fault or error
+            continue
+        if fault is None:
+            return candidate, counters
+        if named:
+            hint = f"The newest whole checkpoint beside it: run.resume({str(candidate)!r})."
+            raise type(fault)(f"{fault} {hint}") from None
+        if collectives.rank() == 0:
+            say(f"rlkit: {str(fault).removeprefix('run.resume: ')} Going on from {candidate.name} instead.")
+        return candidate, counters
+    assert fault is not None  # at least `found` was tried
+    raise type(fault)(
+        f"{fault} No other checkpoint beside it is whole. Restore the file from a copy, or start over: in another "
+        'folder, or with run.resume("none").'
+    ) from None
+
+
+def _verified(candidate: Path, mine: bool) -> dict[str, Any]:
+    if mine:
+        together(lambda: mend(candidate) if collectives.rank() == 0 else None)
+    counters = together(lambda: read_counters(candidate))[collectives.rank()]
+    verify(candidate, counters)
+    if counters.get("strategy") != "zero3":
+        together(lambda: checkpoint.check_index(candidate))
+    return counters
 
 
 def cut_back(folder: Path, steps: int) -> None:

@@ -1,0 +1,114 @@
+"""The lock of a run's folder: a file with the host and the process that works on it.
+
+It holds on network file systems, names its owner in the error, and is taken over when its process has ended on this
+machine. A lock of another host is never taken over, since its process cannot be seen.
+"""
+
+import contextlib
+import json
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from rlkit.run.line_files import read_json
+
+
+def lock(folder: Path) -> None:
+    """Lock a folder for this process; of several processes that try at once, one succeeds.
+
+    Raises:
+        RuntimeError: another process that still runs works on it.
+    """
+    file, mine = folder / "lock", {"host": socket.gethostname(), "pid": os.getpid()}
+    with _serialized(folder):
+        while not _create(file, json.dumps(mine) + "\n"):
+            other = _owner(file)
+            if other == mine:
+                return
+            if other is not None and (other["host"] != mine["host"] or lives(other["pid"])):
+                raise RuntimeError(
+                    f"Run: {folder} is in use by process {other['pid']} on {other['host']}. Wait for it, stop it, or "
+                    f"choose another folder; if that process is gone, delete {file}."
+                )
+            file.unlink(missing_ok=True)
+
+
+def unlock(folder: Path) -> None:
+    """Remove the lock, if this process owns it."""
+    file = folder / "lock"
+    with contextlib.suppress(OSError, ValueError):
+        if (read_json(file) or {}).get("pid") == os.getpid():
+            file.unlink()
+
+
+def lives(pid: int) -> bool:
+    """Return whether a process of this machine runs. A zombie does not: some containers never reap them."""
+    if pid <= 0:  # os.kill would signal a process group
+        return False
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        return True
+    with contextlib.suppress(OSError):  # where there is no /proc
+        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] not in (b"Z", b"X")
+    return True
+
+
+@contextlib.contextmanager
+def _serialized(folder: Path) -> Iterator[None]:
+    """Let one process at a time in: two that find the lock of a dead process must not delete each other's.
+
+    Uses flock. Without it (Windows, some network file systems) two processes may take over a dead one's lock at the
+    same moment; a folder that has no lock is safe there too.
+    """
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(ImportError, OSError):
+            import fcntl
+
+            handle = os.open(folder, os.O_RDONLY)
+            stack.callback(os.close, handle)
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+
+
+def _create(file: Path, text: str) -> bool:
+    """Create the file with all of its text at once, so that nobody reads an empty one; False if it exists."""
+    whole = file.with_name(f"{file.name}.{socket.gethostname()}-{os.getpid()}-{threading.get_ident()}")
+    try:
+        whole.write_text(text, encoding="utf-8")
+        os.link(whole, file)
+    except FileExistsError:
+        return False
+    except OSError:  # a file system without links
+        try:
+            with open(file, "xb", buffering=0) as new:
+                new.write(text.encode())
+        except FileExistsError:
+            return False
+        except OSError as error:  # a full disk; an empty lock would stay
+            file.unlink(missing_ok=True)
+            error.filename = str(file)
+            raise error from None
+    finally:
+        whole.unlink(missing_ok=True)
+    return True
+
+
+def _owner(file: Path) -> dict[str, Any] | None:
+    """Return who owns a lock. Without links its text may come a moment after the file, so an unreadable one is read
+    again for a second; then the answer is None.
+    """
+    for _ in range(20):
+        found = read_json(file)
+        if found is not None and isinstance(found.get("pid"), int) and isinstance(found.get("host"), str):
+            return found
+        if not file.exists():
+            return None
+        time.sleep(0.05)
+    return None

@@ -1,0 +1,111 @@
+"""RunState: everything that `Run` and `Loop` share. `Run` is its public face, `Loop` advances it."""
+
+import os
+from pathlib import Path
+
+from rlkit.run.background import Background, loop_in_background
+from rlkit.run.checkpointer import Checkpointer, cut_back
+from rlkit.run.console import Console
+from rlkit.run.knob_changes import Changes
+from rlkit.run.knobs import Numbers
+from rlkit.run.location import Home
+from rlkit.run.measurements import Counters
+from rlkit.run.rollouts import RolloutWriter
+from rlkit.run.signals import StopFlag
+from rlkit.run.status import StopReason
+from rlkit.run.step_log import StepLog
+from rlkit.support.process_state import current
+
+
+class RunState:
+    """The state of one run in this process.
+
+    Args:
+        home: the run's folder.
+        rollouts: writes the rollouts.
+
+    Attributes:
+        step: the step that the loop is in, or the number of finished steps.
+        max_steps: of the loop that runs or ran last.
+        stopped: why the loop ended; None while it runs and before the first.
+        thread: identifier of the thread that runs the loop, None while none does.
+        started: `Run.start` was called.
+        background: the loop in the background, if there was one.
+        resumed: `resume` was called.
+        console: prints lines and the progress bar.
+        flag: set by the signals that end the loop.
+        log: what was logged.
+        numbers: the declared numbers.
+        changes: their changes by step.
+        checkpointer: what is saved and restored.
+    """
+
+    def __init__(self, home: Home, rollouts: RolloutWriter) -> None:
+        self.home = home
+        self.step = 0
+        self.max_steps: int | None = None
+        self.stopped: StopReason | None = None
+        self.thread: int | None = None
+        self.started = False
+        self.background: Background | None = None
+        self.resumed = False
+        self.console = Console()
+        self.flag = StopFlag(self.say)
+        self.log = StepLog(home, rollouts, self.say)
+        self.numbers = Numbers()
+        self.changes = Changes()
+        self.checkpointer = Checkpointer()
+
+    @property
+    def path(self) -> Path:
+        """The run's folder, chosen now if it was not."""
+        return self.home.path
+
+    def say(self, text: str) -> None:
+        """Print a line."""
+        self.console.say(text)
+
+    def save(self) -> Path:
+        """Write a checkpoint; see `Run.save`. Every process calls it."""
+        log = self.log
+        counters = {
+            "step": self.step + 1 if log.step == self.step else self.step,
+            "logged_step": log.step,
+            "tokens": log.counters.tokens,
+            "reward_calls": log.counters.reward_calls,
+            "numbers": self.numbers.state(),
+        }
+        return self.checkpointer.save(self.path, counters, log.last)
+
+    def resume(self, source: str | os.PathLike[str]) -> int:
+        """Restore a checkpoint; see `Run.resume`. Every process calls it."""
+        self.checkpointer.require("run.resume")
+        if self.log.step is not None or self.step:
+            raise RuntimeError("run.resume: this run has begun; call resume before the loop.")
+        if (other := loop_in_background()) is not None:
+            raise RuntimeError(
+                f"run.resume: the loop of {other} is going in the background, on the same models and files. Wait for "
+                'it with run.wait(), or end it: run.control("stop").'
+            )
+        self.resumed = True
+        source = current.resume or source
+        found = self.checkpointer.find(self.home.wanted, source)
+        if found is None:
+            return 0
+        named = source != "auto"
+        mine = self.home.go_on_in(found.parent.parent, wanted=not named)
+        if not named and not mine:
+            raise RuntimeError(
+                f"run.resume: this run writes into {self.path} already, and the newest checkpoint is {found}. Call "
+                "resume right after track, before anything is logged or run.path is asked for."
+            )
+        counters = self.checkpointer.load(found, named=named, mine=mine)
+        for note in self.numbers.restore(counters.get("numbers") or {}):
+            self.say(note)
+        self.step, self.log.step = counters["step"], counters["logged_step"]
+        self.log.counters = Counters(counters["tokens"], counters["reward_calls"])
+        cut_back(self.path, self.step)
+        if mine:
+            self.changes.go_back(self.path, self.step)
+        self.say(f"rlkit: resumed {self.path} at step {self.step}")
+        return self.step
