@@ -3,7 +3,7 @@
 import argparse
 
 from rlkit.cli.arguments import Subparsers
-from rlkit.export import slurm
+from rlkit.export.slurm.options import add_arguments
 
 
 def add_parser(commands: "Subparsers[argparse.ArgumentParser]") -> argparse.ArgumentParser:
@@ -17,7 +17,7 @@ def add_parser(commands: "Subparsers[argparse.ArgumentParser]") -> argparse.Argu
     parser.add_argument("-o", "--output", help="file, or folder for several (beside the notebook)")
     parser.add_argument("--check", action="store_true", help="write nothing; fail if a script is missing or stale")
     parser.add_argument("--strict", action="store_true", help="warnings are errors")
-    slurm.add_arguments(parser)
+    add_arguments(parser)
     return parser
 
 

@@ -6,9 +6,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from rlkit.export import slurm
 from rlkit.export.export import export_text, script_path, write_safely
 from rlkit.export.problems import ExportError
+from rlkit.export.slurm import slurm_job
+from rlkit.export.slurm.options import from_arguments, launch_command, split_words
 
 
 def export_all(notebooks: Sequence[str], output: str | None, *, check: bool = False, strict: bool = False) -> int:
@@ -99,17 +100,17 @@ def export_and_launch(arguments: argparse.Namespace) -> int:
 
 def _job(arguments: argparse.Namespace) -> tuple[str | None, str | None]:
     """The texts of the batch file and of the command, where they are asked for."""
-    settings = slurm.from_arguments(arguments)
+    settings = from_arguments(arguments)
     if settings is None and arguments.launch is None:
         return None, None
     if len(arguments.notebook) != 1 or arguments.check:
         raise ValueError("rlkit export: --slurm and --launch take one notebook, and go without --check.")
     script, command = _script(arguments), None
     if arguments.launch is not None:
-        words = slurm.split_words("script_args", arguments.slurm_script_args or "")
+        words = split_words("script_args", arguments.slurm_script_args or "")
         processes = arguments.slurm_gpus_per_node
-        command = slurm.launch_command(script, arguments.launch, processes=processes, arguments=words)
-    return slurm.slurm_job(script, settings) if settings is not None else None, command
+        command = launch_command(script, arguments.launch, processes=processes, arguments=words)
+    return slurm_job(script, settings) if settings is not None else None, command
 
 
 def _script(arguments: argparse.Namespace) -> str:

@@ -1,269 +1,267 @@
 """Which statements stand at module level, where worker processes see them, and which in the guarded block.
 
-At module level, in the order of the notebook: imports while nothing has run yet; settings of the environment and
-constants among them; the parameters; functions and classes whose names are bound once and whose definition needs
-nothing from run cells; and what such functions need in turn: imports of the standard library and constants from later
-cells. Everything else runs in order under `if __name__ == "__main__":`. A block, not a function: names stay module
-globals, with the meaning that they have in the notebook.
+At module level: imports and settings of the environment while nothing has run yet, the parameters, functions and
+classes whose names are bound once and whose definition needs nothing from run cells, and the later imports of the
+standard library and constants that these need. Everything else runs in order under `if __name__ == "__main__":`. A
+block, not a function: names stay module globals, as in the notebook.
 
-A definition moves up only if that cannot be noticed: no call in it whose result depends on when it is made.
+Each statement is put to `RULES` in turn; the first that applies decides, and says why. A rule is a pure function of the
+statement and of what stands before it. `place` then sends back definitions that need a name of the block.
 """
 
 import ast
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from rlkit.export.analysis import Program, Unit, words
 from rlkit.export.awaits import SCRIPT
 from rlkit.export.handed import BUILTINS, Definition, handed_on, is_definition
-from rlkit.export.syntax import is_import, is_setting, is_standard, root, roots
+from rlkit.export.movable import TIMED, Names
+from rlkit.export.syntax import is_import, is_setting, is_standard, roots
 
 PROVIDED = frozenset(
     {"__name__", "__doc__", "__file__", "__builtins__", "__annotations__", "display", "get_ipython"}
     | {"__module__", "__qualname__"}  # in the body of a class
 )
-LOOKS_UP = frozenset({"globals", "locals", "vars", "dir", "eval", "exec"})  # names that stand in a text
-TIMED = frozenset(
-    {"datetime", "getpass", "inspect", "locale", "os", "platform", "random", "secrets", "socket", "sys", "tempfile"}
-    | {"threading", "time", "uuid", "warnings"}
-)  # modules of the standard library whose answers depend on when they are asked
+LOOKS_UP = frozenset({"globals", "locals", "vars", "dir", "eval", "exec"})  # they read names that stand in a string
+
+Level = Literal["module", "module if needed", "block"]
+
+
+@dataclass(frozen=True)
+class Decision:
+    """Where a unit goes, and why."""
+
+    level: Level
+    reason: str
 
 
 @dataclass(frozen=True)
 class Placement:
-    """Where each unit goes.
+    """The decision for each unit, in the order of the notebook."""
 
-    Attributes:
-        module: units at module level.
-        reasons: for each function or class in the guarded block: why it is there.
-    """
+    decisions: Mapping[Unit, Decision]
 
-    module: frozenset[Unit]
-    reasons: dict[str, str]
+    @property
+    def module(self) -> frozenset[Unit]:
+        """Units at module level."""
+        return frozenset(unit for unit, decision in self.decisions.items() if decision.level != "block")
 
+    @property
+    def reasons(self) -> dict[str, str]:
+        """For each function or class in the block: why it is there."""
+        return {
+            node.name: decision.reason
+            for unit, decision in self.decisions.items()
+            for node in unit.nodes
+            if decision.level == "block" and isinstance(node, Definition)
+        }
 
-class _Placer:
-    def __init__(self, program: Program, parameters: int | None) -> None:
-        self.program, self.parameters = program, parameters
-        self.bound = Counter(name for unit in program.units for name in unit.binds)
-        self.module: set[Unit] = set()
-        self.optional: set[Unit] = set()  # at module level only if something there needs it
-        self.names: set[str] = set()  # bound at module level
-        self.imported: set[str] = set()
-        self.steady: set[str] = set()  # names from modules whose answers do not depend on when they are asked
-        self.below: set[str] = set()  # bound in the guarded block
-        self.read: set[str] = set()  # by what has run
-        self.later: dict[str, set[str]] = {}  # what a name reads when it is called
-        self.hooked: set[str] = set()  # classes that notice it when others are made from them
-        self.running = self.star = False
-        self.reasons: dict[str, str] = {}
-
-    def place(self) -> Placement:
-        roles = {cell.number: cell.cell.roles for cell in self.program.cells}
-        for unit in self.program.units:
-            for name in unit.binds:
-                self.later.setdefault(name, set()).update(unit.later)
-            if "setup" in roles[unit.cell] or unit.cell == self.parameters:
-                self._up(unit)
-            elif not unit.nodes:
-                if not self.running:
-                    self._up(unit)
-            elif all(is_import(node) for node in unit.nodes):
-                self._import(unit)
-            elif isinstance(unit.nodes[0], ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-                self._definition(unit)
-            elif all(self._constant(node) for node in unit.nodes) and not (unit.binds & BUILTINS):
-                self._movable(unit)
-            elif not self.running and all(is_setting(node) for node in unit.nodes) and self._known(unit.now):
-                self._up(unit)
-            else:
-                self._run(unit)
-        self._put_back()
-        self._drop_unneeded()
-        return Placement(frozenset(self.module), self.reasons)
-
-    def _known(self, names: Iterable[str]) -> bool:
-        return all(name in self.names or name in BUILTINS or name in PROVIDED for name in names)
-
-    def _up(self, unit: Unit) -> None:
-        self.module.add(unit)
-        named = {node.name for node in unit.nodes if isinstance(node, Definition)}
-        self.names |= named or unit.binds  # what a function declares global it binds when it is called
-
-    def _run(self, unit: Unit) -> None:
-        self.running = True
-        self.star |= unit.star
-        self.below |= unit.binds
-        self.read |= self._reads(unit)
-
-    def _reads(self, unit: Unit) -> set[str]:
-        """Names that a unit may read when it runs, and so may the functions that it can call."""
-        found: set[str] = set()
-        todo = set(unit.now | unit.later)
-        if todo & LOOKS_UP:
-            parts = (part for node in unit.nodes for part in ast.walk(node) if isinstance(part, ast.Constant))
-            todo |= {word for part in parts if isinstance(part.value, str) for word in words(part.value)}
-        while todo:
-            found |= todo
-            todo = set().union(*(self.later.get(name, ()) for name in todo)) - found
-        return found
-
-    def _once(self, unit: Unit) -> bool:
-        return all(self.bound[name] == 1 and name not in self.read for name in unit.binds) and not self.star
-
-    def _nothing_before(self, unit: Unit) -> bool:
-        """True if nothing has run that a unit could be needed after, and no function that it replaces stays below."""
-        return not (self.running or unit.binds & self.below or (unit.star and self.below))
-
-    def _movable(self, unit: Unit) -> None:
-        if self._nothing_before(unit):
-            self._up(unit)
-        elif self._once(unit) and self._known(unit.now):
-            self.optional.add(unit)
-            self._up(unit)
-        else:
-            self._run(unit)
-
-    def _import(self, unit: Unit) -> None:
-        standard = all(is_standard(node) for node in unit.nodes)
-        if self._nothing_before(unit) or (standard and not unit.star):
-            self._movable(unit)
-            if unit in self.module:
-                self.imported |= unit.binds
-                if standard and not any(root in TIMED for node in unit.nodes for root in roots(node)):
-                    self.steady |= unit.binds
-        else:
-            self._run(unit)
-
-    def _definition(self, unit: Unit) -> None:
-        node = unit.nodes[0]
-        assert isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
-        missing = sorted(name for name in unit.now - unit.binds if not self._known([name]))
-        steady = self._steady_definition(node)
-        reason = ""
-        if len(unit.nodes) > 1:
-            reason = "it shares its line with another statement"
-        elif SCRIPT in missing:
-            reason = "its definition awaits something"
-        elif missing:
-            reason = f"its definition reads {missing[0]!r}, which run cells make"
-        elif self.bound[node.name] > 1:
-            reason = "its name is bound more than once"
-        elif self.running and (self.star or node.name in BUILTINS or node.name in self.read):
-            reason = "what runs before it reads its name"
-        elif self.running and not steady:
-            reason = "its definition calls something whose result depends on when it is called"
-        if isinstance(node, ast.ClassDef) and self._is_hooked(node):
-            self.hooked.add(node.name)
-        if reason:
-            self.reasons[node.name] = reason
-            self.read |= unit.now
-            self.below |= unit.binds
-            if not steady:
-                self._run(unit)
-        else:
-            self._up(unit)
-
-    def _is_hooked(self, node: ast.ClassDef) -> bool:
-        given = {root(base) for base in [*node.bases, *(keyword.value for keyword in node.keywords)]}
-        return bool(given & (self.hooked | {"type"})) or any(
-            getattr(part, "name", "") == "__init_subclass__" for part in node.body
+    def __str__(self) -> str:
+        return "\n".join(
+            f"cell {unit.cell} line {unit.line}: {decision.level}: {decision.reason}"
+            for unit, decision in self.decisions.items()
         )
 
-    def _constant(self, node: ast.stmt) -> bool:
-        if isinstance(node, ast.Assign):
-            return all(isinstance(target, ast.Name) for target in node.targets) and self._steady(node.value)
-        if isinstance(node, ast.AnnAssign):
-            return isinstance(node.target, ast.Name) and node.value is not None and self._steady(node.value)
-        return isinstance(node, ast.Pass)
 
-    def _steady(self, node: ast.expr) -> bool:
-        """True if the value does not depend on when it is computed."""
-        if isinstance(node, ast.Constant):
-            return True
-        if isinstance(node, ast.Tuple | ast.List | ast.Set):
-            return all(self._steady(one) for one in node.elts)
-        if isinstance(node, ast.Dict):
-            return all(key is not None and self._steady(key) for key in node.keys) and all(
-                map(self._steady, node.values)
-            )
-        if isinstance(node, ast.UnaryOp):
-            return isinstance(node.operand, ast.Constant)
-        if isinstance(node, ast.BinOp):
-            return isinstance(node.left, ast.Constant) and isinstance(node.right, ast.Constant)
-        if isinstance(node, ast.Call):
-            arguments = [*node.args, *(keyword.value for keyword in node.keywords)]
-            return root(node.func) in self.steady and all(self._steady(one) for one in arguments)
-        if isinstance(node, ast.Name):
-            return node.id in BUILTINS and not self.bound[node.id]
-        return isinstance(node, ast.Attribute) and root(node) in self.steady
+@dataclass(frozen=True)
+class Before:
+    """What stands before a unit.
 
-    def _steady_definition(self, node: ast.stmt) -> bool:
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            defaults = [*node.args.defaults, *filter(None, node.args.kw_defaults)]
-            return all(map(self._decorator, node.decorator_list)) and all(map(self._reference, defaults))
-        if isinstance(node, ast.ClassDef):
-            given = [*node.bases, *(keyword.value for keyword in node.keywords)]
-            return (
-                all(map(self._decorator, node.decorator_list))
-                and all(self._reference(base) and root(base) not in self.hooked for base in given)
-                and all(map(self._steady_definition, node.body))
-            )
-        if isinstance(node, ast.Assign | ast.AnnAssign):
-            return node.value is None or self._reference(node.value)
-        return isinstance(node, ast.Pass) or (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))
+    Attributes:
+        known: what is known of names.
+        fixed: numbers of the cells that stand at module level in any case.
+        above: names bound at module level.
+        below: names bound in the block.
+        read: names that statements of the block may have read.
+        later: what each name reads when it is called.
+        running: True if a statement of the block has run.
+        star: True if one of these was `from x import *`.
+    """
 
-    def _reference(self, node: ast.expr) -> bool:
-        """A steady value, or a name or attribute: no call, and nothing of a module like `os` or `time`."""
-        if isinstance(node, ast.Subscript):
-            return self._reference(node.value)
-        if isinstance(node, ast.Name | ast.Attribute):
-            return root(node) not in TIMED
-        return isinstance(node, ast.Lambda) or self._steady(node)
+    known: Names
+    fixed: frozenset[int]
+    above: frozenset[str] = frozenset()
+    below: frozenset[str] = frozenset()
+    read: frozenset[str] = frozenset()
+    later: dict[str, frozenset[str]] = field(default_factory=dict)
+    running: bool = False
+    star: bool = False
 
-    def _decorator(self, node: ast.expr) -> bool:
-        if isinstance(node, ast.Call):
-            arguments = [*node.args, *(keyword.value for keyword in node.keywords)]
-            return self._decorator(node.func) and all(map(self._reference, arguments))
-        return root(node) in self.imported or root(node) in BUILTINS
+    def missing(self, names: Iterable[str]) -> list[str]:
+        """Those of the names that are not bound at module level."""
+        return sorted(name for name in names if name not in self.above | BUILTINS | PROVIDED)
 
-    def _put_back(self) -> None:
-        """Functions that need something from run cells stay where they are, unless they are handed on: then a worker
-        process finds them and ends with a NameError, where it would otherwise look for them for ever.
-        """
-        kept = set(handed_on(self.program))
-        while True:
-            below = {name for unit in self.program.units if unit not in self.module for name in unit.binds}
-            below -= {name for unit in self.module for name in unit.binds}
-            back = {
-                unit
-                for unit in self.module
-                if is_definition(unit) and (unit.now & below or (unit.later & below and not unit.binds & kept))
-            }
-            if not back:
-                break
-            for unit in back & {unit for unit in back if unit.binds & kept}:
-                self.reasons |= dict.fromkeys(unit.binds, f"its definition reads {min(unit.now & below)!r}")
-            self.module -= back
+    def has_no_effect_on(self, unit: Unit) -> bool:
+        """True if nothing has run that a unit might have to follow, and no function that it replaces is below."""
+        return not (self.running or unit.binds & self.below or (unit.star and self.below))
 
-    def _drop_unneeded(self) -> None:
-        needed: set[str] = set()
-        kept = self.module - self.optional
-        while True:
-            needed = {name for unit in kept for name in unit.now | unit.later}
-            more = {unit for unit in self.optional - kept if unit.binds & needed}
-            if not more:
-                break
-            kept |= more
-        self.module = kept
+
+Rule = Callable[[Unit, Before], Decision | None]
+
+
+def fixed_cell(unit: Unit, before: Before) -> Decision | None:
+    """Cells tagged setup or parameters."""
+    return Decision("module", "its cell is tagged setup or parameters") if unit.cell in before.fixed else None
+
+
+def comment(unit: Unit, before: Before) -> Decision | None:
+    """Comments without code."""
+    if unit.nodes:
+        return None
+    return Decision("block" if before.running else "module", "a comment stays with what precedes it")
+
+
+def imports(unit: Unit, before: Before) -> Decision | None:
+    """Imports; after something has run, only those of the standard library."""
+    if not all(is_import(node) for node in unit.nodes):
+        return None
+    if before.has_no_effect_on(unit) or (all(map(is_standard, unit.nodes)) and not unit.star):
+        return _movable(unit, before)
+    return Decision("block", "an import whose effect may depend on what ran before it")
+
+
+def definition(unit: Unit, before: Before) -> Decision | None:
+    """Functions and classes."""
+    node = unit.nodes[0]
+    if not isinstance(node, Definition):
+        return None
+    missing = before.missing(unit.now - unit.binds)
+    reason = ""
+    if SCRIPT in missing:
+        reason = "its definition awaits something"
+    elif missing:
+        reason = f"its definition reads {missing[0]!r}, which run cells make"
+    elif before.known.bound[node.name] > 1:
+        reason = "its name is bound more than once"
+    elif before.running and (before.star or node.name in before.read | BUILTINS):
+        reason = "what runs before it reads its name"
+    elif before.running and not before.known.is_steady_definition(node):
+        reason = "its definition calls something whose result depends on when it is called"
+    return Decision("block", reason) if reason else Decision("module", "a definition that needs nothing of the block")
+
+
+def constant(unit: Unit, before: Before) -> Decision | None:
+    """Constants."""
+    is_constant = all(map(before.known.is_constant, unit.nodes)) and not unit.binds & BUILTINS
+    return _movable(unit, before) if is_constant else None
+
+
+def setting(unit: Unit, before: Before) -> Decision | None:
+    """Settings of the environment, before anything has run."""
+    if before.running or before.missing(unit.now) or not all(map(is_setting, unit.nodes)):
+        return None
+    return Decision("module", "a setting that imports may read")
+
+
+def everything_else(unit: Unit, before: Before) -> Decision:
+    """Statements that run."""
+    return Decision("block", "a statement that runs")
+
+
+RULES: tuple[Rule, ...] = (fixed_cell, comment, imports, definition, constant, setting, everything_else)
 
 
 def place(program: Program, parameters: int | None) -> Placement:
-    """Decide for every unit.
+    """Decide for each unit.
 
     Args:
         program: the cells.
         parameters: number of the parameters cell, or None.
     """
-    return _Placer(program, parameters).place()
+    fixed = {cell.number for cell in program.cells if "setup" in cell.cell.roles or cell.number == parameters}
+    before = Before(Names(Counter(name for unit in program.units for name in unit.binds)), frozenset(fixed))
+    decisions: dict[Unit, Decision] = {}
+    for unit in program.units:
+        decisions[unit] = next(found for rule in RULES if (found := rule(unit, before)))
+        before = _after(before, unit, decisions[unit])
+    return Placement(_without_unneeded(_sent_back(decisions, handed_on(program).keys())))
+
+
+def _movable(unit: Unit, before: Before) -> Decision:
+    if before.has_no_effect_on(unit):
+        return Decision("module", "nothing has run before it")
+    if before.star or any(before.known.bound[name] > 1 or name in before.read for name in unit.binds):
+        return Decision("block", "its name is bound more than once, or read before it")
+    if before.missing(unit.now):
+        return Decision("block", "it reads a name that run cells make")
+    return Decision("module if needed", "what stands at module level needs it")
+
+
+def _after(before: Before, unit: Unit, decision: Decision) -> Before:
+    """What stands before the next unit."""
+    known, node = before.known, unit.nodes[0] if unit.nodes else None
+    later = before.later | {name: before.later.get(name, frozenset()) | unit.later for name in unit.binds}
+    if unit.cell not in before.fixed:
+        if isinstance(node, ast.ClassDef) and known.is_hooked(node):
+            known = replace(known, hooked=known.hooked | {node.name})
+        elif decision.level != "block" and unit.nodes and all(map(is_import, unit.nodes)):
+            timed = any(one in TIMED for node in unit.nodes for one in roots(node))
+            steady = unit.binds if all(map(is_standard, unit.nodes)) and not timed else frozenset[str]()
+            known = replace(known, imported=known.imported | unit.binds, steady=known.steady | steady)
+    is_steady = isinstance(node, Definition) and before.known.is_steady_definition(node)
+    before = replace(before, known=known, later=later)
+    if decision.level != "block":
+        # What a function declares global, it binds when it is called.
+        named = frozenset(node.name for node in unit.nodes if isinstance(node, Definition)) or unit.binds
+        return replace(before, above=before.above | named)
+    if not unit.nodes:
+        return before
+    below = before.below | unit.binds
+    if is_steady:
+        return replace(before, below=below, read=before.read | unit.now)
+    read = before.read | _reads(unit, later)
+    return replace(before, below=below, read=read, running=True, star=before.star or unit.star)
+
+
+def _reads(unit: Unit, later: Mapping[str, frozenset[str]]) -> set[str]:
+    """Names that a unit, and the functions that it can call, may read when it runs."""
+    found: set[str] = set()
+    todo = set(unit.now | unit.later)
+    if todo & LOOKS_UP:
+        parts = (part for node in unit.nodes for part in ast.walk(node) if isinstance(part, ast.Constant))
+        todo |= {word for part in parts if isinstance(part.value, str) for word in words(part.value)}
+    while todo:
+        found |= todo
+        todo = set().union(*(later.get(name, ()) for name in todo)) - found
+    return found
+
+
+def needs_the_block(unit: Unit, below: Collection[str], handed: Collection[str]) -> Decision | None:
+    """Definitions that read a name of the block.
+
+    A function that is handed on stays above if only calling it needs the name: a worker process then finds it and ends
+    with a NameError; otherwise it would look for the function forever.
+    """
+    if is_definition(unit):
+        if now := unit.now.intersection(below):
+            return Decision("block", f"its definition reads {min(now)!r}")
+        if (called := unit.later.intersection(below)) and not unit.binds.intersection(handed):
+            return Decision("block", f"it reads {min(called)!r}, which run cells make")
+    return None
+
+
+def _sent_back(decisions: Mapping[Unit, Decision], handed: Collection[str]) -> Mapping[Unit, Decision]:
+    while True:
+        module = [unit for unit, decision in decisions.items() if decision.level != "block"]
+        below = {name for unit, decision in decisions.items() if decision.level == "block" for name in unit.binds}
+        below -= {name for unit in module for name in unit.binds}
+        back = {unit: found for unit in module if (found := needs_the_block(unit, below, handed))}
+        if not back:
+            return decisions
+        decisions = {**decisions, **back}
+
+
+def _without_unneeded(decisions: Mapping[Unit, Decision]) -> Mapping[Unit, Decision]:
+    """Without the constants and imports that nothing at module level needs."""
+    optional = {unit for unit, decision in decisions.items() if decision.level == "module if needed"}
+    kept = {unit for unit, decision in decisions.items() if decision.level == "module"}
+    while True:
+        needed = {name for unit in kept for name in unit.now | unit.later}
+        more = {unit for unit in optional - kept if unit.binds & needed}
+        if not more:
+            break
+        kept |= more
+    return {**decisions, **dict.fromkeys(optional - kept, Decision("block", "nothing at module level needs it"))}

@@ -16,6 +16,9 @@ from hypothesis import strategies as st
 
 from rlkit.cli import main
 from rlkit.export import export_text
+from rlkit.export.analysis import analyse
+from rlkit.export.placement import place as decide
+from rlkit.export.reading import read_notebook
 
 
 def in_cells(*sources):
@@ -498,3 +501,20 @@ def test_importing_the_script_has_no_side_effects(tmp_path, monkeypatch):
     found = run_text(text, "--not-a-flag", name="nb")
     assert found["f"]() == 3 and not (tmp_path / "made").exists()
     assert problems(tmp_path, "x = 1") == []
+
+
+def test_each_placement_has_a_reason(tmp_path):
+    cells = [
+        "import re\nprint(1)",
+        "n = len('a')\nimport json\nk = 3\ndef f(x=n):\n    return x\ndef g():\n    return k",
+    ]
+    program = analyse(read_notebook(write(tmp_path, *cells)))
+    assert str(decide(program, None)).split("\n") == [
+        "cell 1 line 1: module: nothing has run before it",
+        "cell 1 line 2: block: a statement that runs",
+        "cell 2 line 1: block: a statement that runs",
+        "cell 2 line 2: block: nothing at module level needs it",
+        "cell 2 line 3: module if needed: what stands at module level needs it",
+        "cell 2 line 4: block: its definition reads 'n', which run cells make",
+        "cell 2 line 6: module: a definition that needs nothing of the block",
+    ]

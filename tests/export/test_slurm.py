@@ -20,13 +20,10 @@ from pathlib import Path
 import pytest
 from waiting import LONG
 
-from rlkit.export.slurm import (
-    SlurmSettings,
-    add_arguments,
-    from_arguments,
-    launch_command,
-    slurm_job,
-)
+from rlkit.export.launch import FOREIGN
+from rlkit.export.slurm import SlurmSettings, slurm_job
+from rlkit.export.slurm.job import TEMPLATE
+from rlkit.export.slurm.options import add_arguments, from_arguments, launch_command
 
 SHIMS = Path(__file__).parent / "shims"
 HANG_SECONDS = LONG  # a job that takes longer hangs
@@ -47,7 +44,7 @@ HOSTILE = [
     "",
     " ",
     "ä β 🙂",
-    "@FOREIGN@",
+    "# --- servers",
 ]
 WORST = "o'ut\n'; touch PWNED; '\n$(touch PWNED)`touch PWNED`\"; touch PWNED; \"\\"
 # The trainer: rlkit's behaviour at a signal, without rlkit. Rank 0's node writes, the others only end.
@@ -313,10 +310,14 @@ def test_bash_reads_every_file(tmp_path):
         assert (done.returncode, done.stderr) == (0, ""), f"{file.name}: {done.stderr}"
 
 
+def test_each_task_drops_what_a_launcher_has_set():
+    assert TEMPLATE.read_text().count(f"unset {' '.join(FOREIGN)} ") == 2
+
+
 @pytest.mark.skipif(shutil.which("shellcheck") is None, reason="shellcheck is not installed")
 def test_shellcheck_finds_nothing(tmp_path):
     unlike = {file.read_bytes(): file for file in many_files(tmp_path)}
-    done = subprocess.run(["shellcheck", *unlike.values()], capture_output=True, text=True)
+    done = subprocess.run(["shellcheck", TEMPLATE, *unlike.values()], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
