@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from rlkit.engine import Completion, EngineError, FinishReason
-from rlkit.engines.token_noise import uniform_noise
-from rlkit.engines.token_sampler import Chooser
+from rlkit.engines.token_sampler import Chooser, uniform_noise
 from rlkit.types import SamplingParams
 
 if TYPE_CHECKING:

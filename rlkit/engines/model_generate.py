@@ -14,8 +14,7 @@ from torch import Tensor
 from rlkit.causal_lm import causal_lm_of
 from rlkit.engine import Completion, FinishReason
 from rlkit.engines.assembly import cut_at_end, pad_completions
-from rlkit.engines.token_noise import uniform_noise
-from rlkit.engines.token_sampler import Chooser, left_pad
+from rlkit.engines.token_sampler import Chooser, left_pad, uniform_noise
 from rlkit.token_scorer import score_rollout
 from rlkit.types import Rollout, SamplingParams
 

@@ -16,7 +16,7 @@ from rlkit.causal_lm import causal_lm_of
 from rlkit.engine import Completion, PolicyModelEngine
 from rlkit.engines.decode_loop import decode
 from rlkit.engines.model_generate import can_generate_batches, sample_by_length
-from rlkit.engines.token_noise import uniform_noise
+from rlkit.engines.token_sampler import uniform_noise
 from rlkit.types import SamplingParams
 
 if TYPE_CHECKING:

@@ -170,6 +170,11 @@ def weights_mark(policy: "Policy") -> int:
     return hash(repr(parts))
 
 
+def whole_copy(tensor: Tensor) -> Tensor:
+    """A contiguous copy on the CPU: safetensors writes neither strides nor two names for one memory."""
+    return torch.clone(tensor.detach().to("cpu"), memory_format=torch.contiguous_format)
+
+
 def is_tied(policy: "Policy") -> bool:
     """True if the head and the embedding of tokens are one parameter."""
     lm = causal_lm_of(policy.model)

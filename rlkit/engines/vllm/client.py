@@ -22,13 +22,12 @@ from torch import Tensor
 
 from rlkit.distributed import collectives
 from rlkit.engine import Completion, EngineError
-from rlkit.engines.vllm.client_probe import ServerProbe
 from rlkit.engines.vllm.completions import draw
 from rlkit.engines.vllm.connection import Remote
 from rlkit.engines.vllm.handshake import FRESH, Described, attach, check_fit
+from rlkit.engines.vllm.probe import ProbedServer, ServerProbe
 from rlkit.engines.vllm.sampling_requests import NotFiniteError, truncates_in_vllm, vllm_request
-from rlkit.engines.vllm.transfer_choice import Lora, SyncWay, choose_way, make_handover, uses_adapter
-from rlkit.engines.vllm.weight_transfer import ADAPTER, Handover
+from rlkit.engines.vllm.weight_transfer import ADAPTER, Lora, SyncWay, choose_way, make_handover, uses_adapter
 from rlkit.engines.weights import Manifest, is_quantised, manifest, named_weights
 from rlkit.types import SamplingParams
 
@@ -101,7 +100,7 @@ class VLLMServer:
         self.model = ADAPTER if by_adapter else None  # instead of the server's own name of its model
         self._version: int | None = None
         self._closed = False
-        self.handover: Handover = make_handover(
+        self.handover = make_handover(
             policy,
             self.servers,
             way=self.way,
@@ -110,7 +109,11 @@ class VLLMServer:
             manifest=shapes,
             group_port=group_port,
         )
-        self.probe = ServerProbe(self, every=probe_every) if probe_every else None
+        probed = [
+            ProbedServer(f"{self.name} ({server.remote.where})", policy, server, self.model, self.distrust)
+            for server in self.servers
+        ]
+        self.probe = ServerProbe(probed, every=probe_every) if probe_every else None
         self._trouble = "it has not been given the policy's weights yet"
 
     @property

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rlkit.engine import Completion, EngineError, FinishReason
-from rlkit.engines.token_noise import seed_words
+from rlkit.engines.token_sampler import seed_words
 from rlkit.types import SamplingParams
 
 if TYPE_CHECKING:

@@ -3,10 +3,11 @@
     server = rl.serve(policy)                          # a child of this kernel, on a free port
     policy.use(rl.VLLMServer(policy, url=server.url))
 
-What vLLM needs is in `server_settings`, who ends whom in `supervise`.
+vLLM's command and environment are in `server_settings`; which process ends which is in `launcher`.
 """
 
 import atexit
+import contextlib
 import dataclasses
 import os
 import shutil
@@ -18,18 +19,20 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from rlkit.engines.vllm.cleanup import scratch_folder
+from rlkit.engines.vllm.colocate_settings import write_skeleton
 from rlkit.engines.vllm.guard import PREFIX, SECRET, new_secret, write_secret
-from rlkit.engines.vllm.served_model import served_model
+from rlkit.engines.vllm.launcher import GRACE_SECONDS, POLL_SECONDS, supervise
 from rlkit.engines.vllm.server_settings import (
     ServerSettings,
     check_port,
-    free_port,
     is_cpu_build,
     is_healthy,
     serve_command,
     serve_environment,
 )
-from rlkit.engines.vllm.supervisor import GRACE_SECONDS, POLL_SECONDS, supervise
+from rlkit.engines.weights import named_weights, whole_copy
+from rlkit.loading import OFFLINE_MODELS, load_policy
+from rlkit.support.processes import free_port
 
 if TYPE_CHECKING:
     from rlkit.policy import Policy
@@ -254,6 +257,39 @@ def run_server(
     if scratch is not None and os.getppid() != parent:
         shutil.rmtree(scratch, ignore_errors=True)
     return status
+
+
+def served_model(model: "Policy | str | os.PathLike[str]", scratch: Path) -> str:
+    """What vLLM loads: a checkpoint in `scratch` for a policy and for the offline models, else the name as given.
+
+    Raises:
+        FileNotFoundError: a path that does not exist.
+    """
+    if not isinstance(model, (str, os.PathLike)):
+        return str(save_served(model, scratch / "model"))
+    name = os.fspath(model)
+    if name in OFFLINE_MODELS or name.endswith(".gguf"):
+        return str(save_served(load_policy(name, device="cpu"), scratch / "model"))
+    if not Path(name).is_dir() and (name.startswith((".", "/", "~")) or name.count("/") > 1):
+        raise FileNotFoundError(f"rlkit serve: there is no folder {name}. Give a saved model's folder, or a hub id.")
+    return name
+
+
+def save_served(policy: "Policy", folder: Path) -> Path:
+    """Write a policy as a checkpoint that vLLM can load, without its adapter, which the first sync transfers.
+
+    Raises:
+        ValueError: quantised weights; serve the base model by its name instead.
+    """
+    from safetensors.torch import save_file
+
+    adapted = hasattr(policy.model, "peft_config")
+    with policy.model.disable_adapter() if adapted else contextlib.nullcontext():
+        weights = {name: whole_copy(tensor) for name, tensor in named_weights(policy)}
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    write_skeleton(policy, str(folder))
+    return folder
 
 
 def _dtype_of(model: "Policy | str | os.PathLike[str]") -> str:

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from rlkit.engines.vllm.guard import HOSTS, MIDDLEWARE, SECRET, new_secret
-from rlkit.engines.vllm.parent_death import VARIABLE
+from rlkit.support.processes import DIES_WITH_PARENT
 
 WORKER = "rlkit.engines.worker.WeightLoader"
 SERVED_NAME = "policy"  # the same after a restart, which may load another temporary folder
@@ -155,7 +155,7 @@ def serve_environment(settings: ServerSettings, environment: Mapping[str, str]) 
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_USE_RUST_FRONTEND": "0",  # it has no middleware, so no guard
         "PYTHONPATH": path,  # the workers import rlkit, wherever it lies
-        VARIABLE: str(os.getpid()),
+        DIES_WITH_PARENT: str(os.getpid()),
         SECRET: settings.token,  # not on the command line, which every user of the machine can read
         HOSTS: ",".join(filter(None, [environment.get(HOSTS), settings.host])),
     }
@@ -195,13 +195,6 @@ def check_lscpu(where: str) -> None:
     """
     if sys.platform.startswith("linux") and shutil.which("lscpu") is None:
         raise OSError(f"{where}: vLLM on a CPU needs the program lscpu on the PATH. Install util-linux.")
-
-
-def free_port(host: str = "127.0.0.1") -> int:
-    """A port that nobody listens on at this moment."""
-    with socket.socket() as probe:
-        probe.bind((host, 0))
-        return int(probe.getsockname()[1])
 
 
 def check_port(host: str, port: int) -> None:

@@ -19,7 +19,7 @@ from builders import tiny_policy
 pytest.importorskip("vllm", reason="no vLLM here: make test-vllm")
 
 from builders import SIZE, vllm_model, vllm_policy
-from engines.contract import EngineContract
+from engines.contract import WeightsContract
 from engines.sampling_helpers import groups_of
 from engines.vllm.attacks import PASSED, REFUSED, status_of
 from engines.vllm.server_helpers import (
@@ -44,9 +44,9 @@ import rlkit as rl
 from rlkit.engine import EngineError
 from rlkit.engines.vllm.connection import Remote
 from rlkit.engines.vllm.guard import secret_for
-from rlkit.engines.vllm.server_settings import free_port
 from rlkit.engines.vllm.weight_transfer import finish, trl_client
 from rlkit.engines.weights import named_weights
+from rlkit.support.processes import free_port
 
 pytestmark = pytest.mark.vllm
 
@@ -307,7 +307,7 @@ def subject(server):
     return rl.VLLMServer(vllm_policy(), url=server.url, probe_every=1)
 
 
-class TestServer(EngineContract):
+class TestServer(WeightsContract):
     def break_a_transfer(self, subject):
         def half():
             yield from list(named_weights(subject.policy))[:9]
@@ -393,7 +393,7 @@ def test_the_probe_catches_a_cache_that_was_not_reset(server, monkeypatch):
 
     monkeypatch.setattr("rlkit.engines.vllm.weight_transfer.finish", finish_without_reset)
     monkeypatch.setattr(
-        "rlkit.engines.vllm.weight_transfer.paused", contextlib.nullcontext
+        "rlkit.engines.vllm.connection.Remote.paused", contextlib.nullcontext
     )  # vLLM's pause resets it too
     with pytest.raises(rl.engines.ProbeError, match="stale prefix cache"):
         draw(policy)

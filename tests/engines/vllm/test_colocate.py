@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from builders import vllm_policy
-from engines.contract import LOGP_ATOL, PROMPTS, EngineContract, draw, step, tokens_of
+from engines.contract import LOGP_ATOL, PROMPTS, WeightsContract, draw, step, tokens_of
 
 import rlkit as rl
 from rlkit.engine import EngineError
@@ -46,7 +46,7 @@ def subject():
     engine.close()
 
 
-class TestColocate(EngineContract):
+class TestColocate(WeightsContract):
     def break_a_transfer(self, subject):
         def half():
             for place, (name, tensor) in enumerate(list(named_weights(subject.policy))):

@@ -16,10 +16,10 @@ from waiting import LONG, main_thread_is_in, until
 import rlkit as rl
 from rlkit.engine import EngineError
 from rlkit.engines.vllm.connection import Remote, run_apart
-from rlkit.engines.vllm.server_settings import free_port
-from rlkit.engines.vllm.transfer_choice import choose_way
+from rlkit.engines.vllm.weight_transfer import choose_way
 from rlkit.engines.vllm.worker_extension import shapes_of_config
 from rlkit.engines.weights import is_tied, manifest, named_weights
+from rlkit.support.processes import free_port
 from rlkit.types import SamplingParams
 
 
