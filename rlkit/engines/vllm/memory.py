@@ -1,11 +1,11 @@
-"""`vllm_memory`: what vLLM will need on a device beside the trainer, before anything is started.
+"""`vllm_memory`: an estimate of vLLM's memory on each device.
 
     weights   = parameters * bytes of the engine's dtype / tensor_parallel_size
     KV cache  = sequences * ceil(length / block) * block * 2 * layers * key-value heads * head size * bytes / tp
 
-The KV heads cannot be split below one a device. `gpu_memory_utilization` is a share of the *whole* device, what the
-trainer uses included or not: vLLM counts its own weights, cache and working memory. Left out: latent attention
-(DeepSeek), sliding windows and recurrent states, which need less; and CUDA graphs, about 1 GiB (in `workspace`).
+Each device has at least one KV head. `gpu_memory_utilization` is a share of the *whole* device, of which vLLM uses its
+own weights, cache and working memory. Left out: latent attention (DeepSeek), sliding windows and recurrent states,
+which need less.
 """
 
 import math

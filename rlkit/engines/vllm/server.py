@@ -42,12 +42,12 @@ LINE_LENGTH = 400  # vLLM lists all models that it knows in one
 
 
 class Server:
-    """A vLLM server that this process has started; `with rl.serve(...) as server:` ends it, so does the process's end.
+    """A vLLM server that this process has started; it ends with `with rl.serve(...) as server:` or with the process.
 
     Attributes:
-        url: where it answers.
-        log: file with everything that vLLM prints.
-        process: the supervisor, whose end is the server's.
+        url: its address.
+        log: file with vLLM's output.
+        process: the supervisor; the server ends with it.
     """
 
     def __init__(self, process: "subprocess.Popen[bytes]", url: str, log: Path, scratch: Any) -> None:
@@ -55,7 +55,7 @@ class Server:
         atexit.register(self.close)
 
     def close(self) -> None:
-        """End the server and all its processes; harmless if it has ended."""
+        """End the server and all its processes; does nothing if it has ended."""
         atexit.unregister(self.close)
         if self.process.poll() is None:
             self.process.terminate()
@@ -67,7 +67,7 @@ class Server:
         self._scratch.cleanup()
 
     def wait_until_ready(self, timeout: float) -> None:
-        """Wait until the server answers; if it does not, end it.
+        """Wait until the server answers; on failure end it.
 
         Raises:
             RuntimeError: it has ended; with the last lines of its log.
@@ -84,7 +84,7 @@ class Server:
                         f"timeout=. vLLM last said:\n{self._last_lines()}"
                     )
                 time.sleep(POLL_SECONDS)
-        except BaseException:  # an interrupt too: a server that nobody holds must not go on loading
+        except BaseException:  # also an interrupt, after which nobody could end the server
             self.close()
             raise
 
@@ -126,12 +126,12 @@ def serve(
 ) -> Server:
     """Start a vLLM server for a policy or a model, as a child of this process, and wait until it answers.
 
-    It ends with `close()`, at the end of a `with` block, and whenever this process ends, also by `kill -9`.
+    It ends with `close()`, at the end of a `with` block, and when this process ends, also by `kill -9`.
 
     Args:
-        model: a policy (its present weights are served), a folder, a hub id, or an offline name ("tiny-add").
+        model: a policy (with its current weights), a folder, a hub id, or an offline name ("tiny-add").
         host: address to listen on; the loopback unless other machines must reach it.
-        port: None takes a free one.
+        port: 1 to 65535; None takes a free one.
         dtype: "float32", "bfloat16" or "float16"; None takes the policy's, or float32.
         max_model_len: most tokens of prompt and completion; None takes the model's.
         gpu_memory_utilization: share of a GPU's memory, in (0, 1].
@@ -139,11 +139,11 @@ def serve(
         tensor_parallel_size: GPUs of the server.
         max_num_seqs: most completions at a time.
         lora_rank: largest rank of an adapter, for a sync of the adapter alone; None serves without adapters.
-        token: the secret that every request needs; None takes VLLM_API_KEY, else a random one. Clients of this user on
-            this machine find it by themselves.
-        seed: of vLLM itself.
+        token: the secret that every request needs; None takes VLLM_API_KEY, else a random one. Clients of the same
+            user on this machine find it by themselves.
+        seed: of vLLM itself; completions have their own seeds.
         extra: further arguments of `vllm serve`, each one word.
-        log: file for what vLLM prints; None takes one in a temporary folder.
+        log: file for vLLM's output; None takes one in a temporary folder.
         timeout: seconds until it must answer.
 
     Returns:
@@ -174,7 +174,7 @@ def serve(
         seed=seed,
         extra=tuple(extra),
     )
-    is_cpu_build()  # refuses where there is no vLLM
+    is_cpu_build()  # raises without vLLM
     check_port(settings.host, settings.port)
     scratch = scratch_folder(PREFIX)
     folder = Path(scratch.name)
@@ -199,7 +199,7 @@ def serve(
 
 
 def supervisor_command(model: str, settings: ServerSettings, *, log: Path, scratch: Path) -> list[str]:
-    """The command of a supervisor that ends with this process."""
+    """The command of a supervisor (`rlkit serve`) that ends with this process."""
     words = [sys.executable, "-m", "rlkit.cli", "serve", model, "--log", str(log), "--parent", str(os.getpid())]
     words += ["--scratch", str(scratch)]
     for field in dataclasses.fields(settings):
@@ -217,17 +217,17 @@ def run_server(
     parent: int | None = None,
     scratch: Path | None = None,
 ) -> int:
-    """What `rlkit serve` does: run vLLM in this terminal until Ctrl-C, or until it ends.
+    """Run vLLM until Ctrl-C or until it ends: the command `rlkit serve`.
 
     Args:
-        model: what is served.
+        model: as for `serve`.
         settings: of the server.
-        log: file for what vLLM prints, instead of standard error.
-        parent: process id whose end ends the server too.
-        scratch: folder of that process, deleted if it could not do so itself.
+        log: file for vLLM's output, instead of standard error.
+        parent: process id of a parent with whose end the server ends.
+        scratch: folder of that parent, deleted if the parent is gone.
 
     Returns:
-        Exit status: 0 after SIGTERM, 130 after Ctrl-C, 1 if vLLM ended by itself, 2 for what cannot be started.
+        Exit status: that of `supervise`; 2 for what cannot be started.
     """
     with scratch_folder(PREFIX) as folder:
         try:
