@@ -85,10 +85,10 @@ def build_processors(params: SamplingParams) -> Any:
 
 
 class Chooser:
-    """Turns logits into tokens under the sampling settings; returns the policy's own log-probability beside each.
+    """Samples tokens from logits under the sampling settings, each with the policy's own log-probability.
 
     Attributes:
-        looks_back: the choice depends on the tokens before it, so the rows of one call must be equally long.
+        looks_back: the choice depends on the earlier tokens, so the rows of one call must have equal length.
     """
 
     def __init__(self, policy: "Policy", params: SamplingParams, prompts: list[list[int]]) -> None:
@@ -99,7 +99,7 @@ class Chooser:
         self.penalty = None
         if params.repetition_penalty != 1:
             self.penalty = RepetitionPenaltyLogitsProcessor(params.repetition_penalty)
-            # Pad with a token of the prompt itself: a pad id would be penalised, and it may be the end of sequence.
+            # Pad with a token of the prompt: a pad id would be penalised, and it may be the end of sequence.
             width = max(len(prompt) for prompt in prompts)
             self.prompts = torch.tensor(
                 [[prompt[0]] * (width - len(prompt)) + prompt for prompt in prompts], device=policy.device
@@ -111,13 +111,13 @@ class Chooser:
         if params.stop_strings:
             try:
                 self.stop = StopStringCriteria(policy.tokenizer, list(params.stop_strings))
-            except ValueError:  # it probes the tokenizer with a word that not every vocabulary can spell
+            except ValueError:  # it needs a tokenizer that can encode a certain word
                 self.stop = _StopByText(policy, params.stop_strings)
 
     def __call__(
         self, logits: Tensor, so_far: Tensor, rows: Tensor, uniform: Tensor, step: int, eos_ids: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """(B,) tokens, and the policy's own log-probability of each, from (B,V) logits."""
+        """(B,) tokens and their log-probabilities under the policy, from (B,V) logits."""
         tempered = logits / self.params.temperature
         scores = logits
         if self.penalty is not None:
@@ -132,7 +132,7 @@ class Chooser:
         return token, tempered.log_softmax(-1).gather(-1, token[:, None]).squeeze(-1)
 
     def rule_out_unused(self, so_far: Tensor, scores: Tensor) -> Tensor:
-        """(B,V) scores in which ids that the tokenizer has no token for are -inf; a logits processor of `generate`."""
+        """(B,V) scores with -inf for ids without a token; also a logits processor of `generate`."""
         return scores.index_fill(1, self.unused, -torch.inf) if len(self.unused) else scores
 
     def hits_stop_string(self, so_far: Tensor) -> Tensor:
@@ -143,7 +143,7 @@ class Chooser:
 
 
 class _StopByText:
-    """Looks for stop strings in the decoded completions: slower than transformers' criterion, for any tokenizer."""
+    """Finds stop strings in the decoded completions: slower than transformers' criterion, for any tokenizer."""
 
     def __init__(self, policy: "Policy", stop_strings: Sequence[str]) -> None:
         self.tokenizer, self.stop_strings = policy.tokenizer, stop_strings
@@ -155,7 +155,7 @@ class _StopByText:
 
 def left_pad(prompts: Sequence[Sequence[int]], pad_id: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Prompts as (P,L) ids and mask (1 for tokens), padded on the left."""
-    width = max(len(prompt) for prompt in prompts)
-    ids = torch.tensor([[pad_id] * (width - len(prompt)) + list(prompt) for prompt in prompts], device=device)
-    mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts], device=device)
-    return ids, mask
+    width = max((len(prompt) for prompt in prompts), default=0)
+    ids = torch.tensor([[pad_id] * (width - len(prompt)) + list(prompt) for prompt in prompts], dtype=torch.int64)
+    mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts], dtype=torch.int64)
+    return ids.reshape(-1, width).to(device), mask.reshape(-1, width).to(device)

@@ -28,7 +28,7 @@ from rlkit.prompts import make_batch
 from rlkit.types import SamplingParams
 
 PROMPTS = ["12+3=", "7", "what is the sum of 40 and 2 :", "a-b"]
-LOGP_ATOL = 2e-4  # float32, two implementations of one model (notes on vLLM, section 2)
+LOGP_ATOL = 2e-4  # float32, two implementations of one model: measured 1e-4
 
 
 def draw(subject, prompts=PROMPTS, **options):

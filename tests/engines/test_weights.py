@@ -84,7 +84,7 @@ def test_merged_weights_give_the_adapted_models_logits(options):
             policy.model.get_output_embeddings().weight.add_(0.1)
     before = snapshot(policy.model)
     weights = stream(policy)
-    assert_identical(snapshot(policy.model), before)  # known_faults B57: bit for bit
+    assert_identical(snapshot(policy.model), before)  # bit for bit: merging in place and back would round
     plain = llama(seed=5)
     plain.load_state_dict(weights)
     ids = torch.arange(4, 20)[None]
