@@ -277,6 +277,6 @@ def _leave() -> None:
 
 
 def _print_from_main_only() -> None:
-    """Standard output of the other ranks goes to files beside the log; errors and warnings still reach the console."""
+    """Send standard output of the other ranks to files beside the log; standard error still reaches the console."""
     if os.environ.get("RLKIT_PRINT_ALL_RANKS", "0") != "1":
         sys.stdout = RankLog(collectives.rank())

@@ -81,10 +81,16 @@ class ContinuousBatching(PolicyModelEngine):
         scheduler_type: str = "fifo",
         auto_switch_to_flash: bool = False,
     ) -> None:
-        _check_least("page_size", page_size, 4)
-        _check_least("num_blocks", num_blocks, 1)
-        _check_least("max_batch_tokens", max_batch_tokens, 1)
-        _check_least("max_requests_per_batch", max_requests_per_batch, 1)
+        for name, value, least in (
+            ("page_size", page_size, 4),
+            ("num_blocks", num_blocks, 1),
+            ("max_batch_tokens", max_batch_tokens, 1),
+            ("max_requests_per_batch", max_requests_per_batch, 1),
+        ):
+            if value is not None and (not isinstance(value, int) or value < least):
+                raise ValueError(
+                    f"ContinuousBatching: {name} is a whole number of at least {least} or None, got {value!r}."
+                )
         if max_memory_percent is not None and not 0 < max_memory_percent <= 1:
             raise ValueError(f"ContinuousBatching: max_memory_percent is a share in (0, 1], got {max_memory_percent}.")
         if scheduler_type not in ("fifo", "prefill_first"):
@@ -211,11 +217,6 @@ class ContinuousBatching(PolicyModelEngine):
 
     def __repr__(self) -> str:
         return f"ContinuousBatching(page_size={self._page_size}, max_requests_per_batch={self._max_requests})"
-
-
-def _check_least(name: str, value: int | None, least: int) -> None:
-    if value is not None and (not isinstance(value, int) or value < least):
-        raise ValueError(f"ContinuousBatching: {name} is a whole number of at least {least} or None, got {value!r}.")
 
 
 def _check_model(policy: "Policy") -> None:

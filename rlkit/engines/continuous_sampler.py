@@ -85,7 +85,7 @@ class Choice:
         self._stopped.add(row)
 
     def check(self, row: int, tokens: list[int]) -> None:
-        """Raise `EngineError` unless transformers took the tokens that were chosen."""
+        """Raise `EngineError` unless transformers used the chosen tokens."""
         if tokens[: len(self._tokens[row])] != self._tokens[row]:
             raise EngineError(
                 f"continuous-batching: transformers returned other tokens for completion {row} than rlkit chose. Only "

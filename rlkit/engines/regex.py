@@ -33,7 +33,7 @@ class RegexMask:
         except ImportError as error:
             raise ImportError(
                 "sample: regex needs xgrammar, which is not installed: pip install 'rlkit-llm[regex]'. Or draw with "
-                "vLLM, which brings it along."
+                "vLLM, which installs it."
             ) from error
         info = xgrammar.TokenizerInfo.from_huggingface(
             policy.tokenizer, vocab_size=policy.vocab_size, stop_token_ids=list(policy.eos_ids)

@@ -206,8 +206,8 @@ def _as_in_memory(policy: "Policy") -> Iterator[tuple[str, Tensor]]:
     adapted = hasattr(model, "peft_config")
     if is_quantised(model):
         raise ValueError(
-            f"named_weights: {policy.name!r} has quantised weights, which cannot be handed over whole: merging would "
-            "round them at every step. Hand over the adapter alone: an engine with lora='adapter'."
+            f"named_weights: {policy.name!r} has quantised weights, which cannot be transferred whole: merging would "
+            "round them at every step. Transfer the adapter alone: an engine with lora='adapter'."
         )
     head, embedding = lm.get_output_embeddings(), lm.get_input_embeddings()
     seen: dict[str, Tensor] = {}
@@ -308,7 +308,7 @@ def save_adapter(policy: "Policy", folder: str | os.PathLike[str], dtype: torch.
 
     model = policy.model
     if not hasattr(model, "peft_config"):
-        raise TypeError(f"save_adapter: {policy.name!r} has no adapter; its whole weights are handed over instead.")
+        raise TypeError(f"save_adapter: {policy.name!r} has no adapter; its whole weights are transferred instead.")
     from peft import get_peft_model_state_dict
 
     check_plain_lora(policy, "save_adapter")

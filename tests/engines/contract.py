@@ -273,5 +273,5 @@ class WeightsContract(EngineContract):
             subject.generate([[5]], [0], num_generations=1, params=SamplingParams(), seed=0)
         with pytest.raises(EngineError):
             subject.check()
-        assert tokens_of(draw(subject)) == before  # sample hands the weights over again by itself
+        assert tokens_of(draw(subject)) == before  # sample transfers the weights again by itself
         subject.check()

@@ -1,4 +1,4 @@
-"""`sample` hands the weights over, and the probe finds out where they did not arrive: on a copy in this process."""
+"""`sample` transfers the weights, and the probe detects weights that did not arrive: on a copy in this process."""
 
 import dataclasses
 import gc

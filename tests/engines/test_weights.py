@@ -242,5 +242,5 @@ def test_quantised_weights_are_refused():
     packed = torch.nn.Parameter(torch.zeros(4, 4, dtype=torch.uint8), requires_grad=False)
     weight.weight = packed  # as bitsandbytes packs four bits; no GPU here to do so
     assert is_quantised(policy.model)
-    with pytest.raises(ValueError, match="quantised weights, which cannot be handed over whole"):
+    with pytest.raises(ValueError, match="quantised weights, which cannot be transferred whole"):
         stream(policy)

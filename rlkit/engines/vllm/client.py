@@ -190,8 +190,7 @@ class VLLMServer:
             ValueError: names or shapes differ from the servers', or numbers are not finite; nothing was changed.
             EngineError: the weights did not arrive; until a sync succeeds, `generate` refuses.
         """
-        if self._closed:
-            raise EngineError("VLLMServer: the engine is closed. Make a new one: VLLMServer(policy, url=...).")
+        self._check_open()
         before, problem = self._version, None
         if any(collectives.gather(any(remote.unclean for remote in self.remotes))):  # rank 0 cleans for all
             for remote in self.remotes:
@@ -220,24 +219,23 @@ class VLLMServer:
         if self._any_restarted():
             raise EngineError(
                 f"VLLMServer: a server of {', '.join(r.where for r in self.remotes)} has been started again and has "
-                "the weights that it was started with. rl.sample brings it the policy's."
+                "the weights that it was started with. rl.sample transfers the policy's."
             )
 
-    def _check_usable(self) -> None:
+    def _check_open(self) -> None:
         if self._closed:
             raise EngineError("VLLMServer: the engine is closed. Make a new one: VLLMServer(policy, url=...).")
+
+    def _check_usable(self) -> None:
+        self._check_open()
         if self._version is None:
             raise EngineError(
                 f"VLLMServer: {', '.join(remote.where for remote in self.remotes)} cannot generate: {self._trouble}. "
-                "rl.sample brings the weights; by hand: engine.sync(named_weights(policy), policy.version)."
+                "rl.sample transfers the weights; by hand: engine.sync(named_weights(policy), policy.version)."
             )
 
     def _any_restarted(self) -> bool:
-        """True if a server was restarted since the last sync.
-
-        Raises:
-            EngineError: a server does not answer, or has another client's weights; the next sync replaces them.
-        """
+        """True if a server was restarted since the last sync; `EngineError` for another client's weights."""
         fresh = False
         for remote in self.remotes:
             found = remote.call("GET", "/weight_info")["weight_version"]
@@ -248,7 +246,7 @@ class VLLMServer:
                 self.distrust("another client has put its weights there")
                 raise EngineError(
                     f"VLLMServer: another client has put its weights ({found!r}) on {remote.where} since version {mine}"
-                    " of this policy was brought there. Two trainers cannot share a server: give each its own. Calling "
+                    " of this policy was transferred. Two trainers cannot share a server: give each its own. Calling "
                     "sample again takes this one back."
                 )
         return fresh

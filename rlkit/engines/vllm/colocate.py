@@ -242,8 +242,8 @@ class VLLMColocate:
             if not prompt or len(prompt) + completion > self._max_context:
                 raise ValueError(
                     f"{self.name}: prompt {place} has {len(prompt)} tokens; it needs at least 1, and with a completion "
-                    f"of up to {completion} at most max_model_length={self._max_context}. vLLM would cut the "
-                    "completion short without a word."
+                    f"of up to {completion} at most max_model_length={self._max_context}. vLLM would silently "
+                    "cut the completion short."
                 )
 
     def _draw(self, prompts: Sequence[Sequence[int]], requests: Sequence[dict[str, Any]]) -> list[list[Completion]]:

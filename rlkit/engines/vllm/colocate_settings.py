@@ -40,11 +40,7 @@ def llm_settings(
     adapter_only: bool,
     enforce_eager: bool | None,
 ) -> dict[str, Any]:
-    """Keywords of `vllm.LLM`; see `VLLMColocate` for the arguments. `folder` receives the policy's configuration.
-
-    Raises:
-        ValueError: a share out of range, or a cache too small.
-    """
+    """Keywords of `vllm.LLM`; see `VLLMColocate` for the arguments. `folder` receives the policy's configuration."""
     on_cpu = policy.device.type == "cpu"
     memory = vllm_memory(
         policy,
@@ -112,11 +108,7 @@ def write_skeleton(policy: "Policy", folder: str) -> str:
 
 @contextlib.contextmanager
 def short_refusal(policy: "Policy") -> Iterator[None]:
-    """Shorten vLLM's refusal of an architecture, which lists every model that it supports.
-
-    Raises:
-        ValueError: vLLM cannot run the model's architecture.
-    """
+    """Shorten vLLM's `ValueError` for an unknown architecture, which lists every model that it supports."""
     try:
         yield
     except ValueError as error:
@@ -131,11 +123,7 @@ def short_refusal(policy: "Policy") -> Iterator[None]:
 
 
 def checked_length(policy: "Policy", max_model_length: int | None) -> int:
-    """The engine's context length.
-
-    Raises:
-        ValueError: it is unknown, or longer than the model's.
-    """
+    """The engine's context length; `ValueError` if it is unknown, or longer than the model's."""
     length = policy.max_context if max_model_length is None else max_model_length
     if length is None or length < 2:
         raise ValueError(
@@ -150,23 +138,19 @@ def checked_length(policy: "Policy", max_model_length: int | None) -> int:
 
 
 def checked_lora(policy: "Policy", lora: str, model: str | None) -> bool:
-    """True if the adapter alone is transferred.
-
-    Raises:
-        ValueError: `lora` does not fit the policy's weights or adapter.
-    """
+    """True if the adapter alone is transferred; `ValueError` if `lora` does not fit the policy."""
     if lora not in ("merge", "adapter"):
         raise ValueError(f"VLLMColocate: lora must be 'merge' or 'adapter', got {lora!r}.")
     quantised = is_quantised(policy.model)
     if not hasattr(policy.model, "peft_config"):
         if quantised:
-            raise ValueError("VLLMColocate: quantised weights without an adapter cannot be trained, nor handed over.")
+            raise ValueError("VLLMColocate: quantised weights without an adapter can neither be trained nor synced.")
         if lora == "adapter":
             raise ValueError(f"VLLMColocate: lora='adapter', but {policy.name!r} has no adapter.")
         return False
     if quantised and (lora == "merge" or model is None):
         raise ValueError(
-            "VLLMColocate: the policy's weights are quantised, so only the adapter can be handed over: pass "
+            "VLLMColocate: the policy's weights are quantised, so only the adapter can be transferred: pass "
             "lora='adapter' and model=, the checkpoint that the policy was loaded from."
         )
     if lora == "adapter":
@@ -175,12 +159,7 @@ def checked_lora(policy: "Policy", lora: str, model: str | None) -> bool:
 
 
 def check_world(tensor_parallel_size: int) -> None:
-    """Check that the run's processes form a group that can be split into engines.
-
-    Raises:
-        RuntimeError: `rl.setup` was not called.
-        ValueError: their number is no multiple of `tensor_parallel_size`.
-    """
+    """Raise unless the run's processes form a group whose size is a multiple of `tensor_parallel_size`."""
     if tensor_parallel_size < 1:
         raise ValueError(f"VLLMColocate: tensor_parallel_size must be at least 1, got {tensor_parallel_size}.")
     size = int(os.environ.get("WORLD_SIZE", "1"))

@@ -75,47 +75,30 @@ class Remote:
     def call(
         self, method: str, path: str, *, body: Any = None, params: Any = None, deadline: float | None = None
     ) -> Any:
-        """Send one request; returns the decoded JSON, or the text of another type.
+        """Send a request; returns the decoded JSON, or the text of another type. `EngineError` unless it succeeds."""
+        return self.read(self._send(method, path, deadline or self.deadline, json=body, params=params), path)
 
-        Raises:
-            EngineError: no answer, or a status other than 200.
-        """
+    def status(self, path: str) -> int:
+        """Status code of a GET; `EngineError` without an answer."""
+        return self._send("GET", path, self.deadline).status_code
+
+    def _send(self, method: str, path: str, limit: float, *, json: Any = None, params: Any = None) -> Any:
         import httpx
 
-        limit = deadline or self.deadline
         with self.translated(path, limit):
-            answer = httpx.request(
+            return httpx.request(
                 method,
                 self.url + path,
-                json=body,
+                json=json,
                 params=params,
                 headers=self.refresh(),
                 timeout=limit,
                 trust_env=False,
                 verify=self.verify,
             )
-        return self.read(answer, path)
-
-    def status(self, path: str) -> int:
-        """Status code of a GET.
-
-        Raises:
-            EngineError: no answer.
-        """
-        import httpx
-
-        with self.translated(path, self.deadline):
-            answer = httpx.get(
-                self.url + path, headers=self.refresh(), timeout=self.deadline, trust_env=False, verify=self.verify
-            )
-        return answer.status_code
 
     def read(self, answer: Any, path: str) -> Any:
-        """The decoded body of a response.
-
-        Raises:
-            EngineError: a status other than 200, with the server's message, or broken JSON.
-        """
+        """The decoded body of a response; `EngineError` with the server's message if its status is not 200."""
         if answer.status_code == 200:
             try:
                 return answer.json() if "json" in answer.headers.get("content-type", "") else answer.text
@@ -172,11 +155,7 @@ class Remote:
         self.call("POST", "/resume")
 
     def wait_until_up(self) -> None:
-        """Wait for a server that is still starting.
-
-        Raises:
-            EngineError: no answer within the deadline, or something else than a vLLM server answers.
-        """
+        """Wait for a server that is still starting; `EngineError` after the deadline."""
         until = time.monotonic() + self.deadline
         told = False
         while True:
@@ -194,7 +173,7 @@ class Remote:
                 )
             if code == 404:
                 raise EngineError(
-                    f"VLLMServer: what answers at {self.where} is no vLLM server (it has no /health). url= is its "
+                    f"VLLMServer: what answers at {self.where} is not a vLLM server (it has no /health). url= is its "
                     f"root, {self.url!r} here. Start one with: rlkit serve MODEL, on another port."
                 )
             if time.monotonic() >= until:

@@ -45,15 +45,11 @@ class Described:
 
 
 def attach(remote: Remote) -> Described:
-    """Wait for a server and ask for its description.
-
-    Raises:
-        EngineError: no answer in time, not vLLM, too old, or started without the endpoints for weights.
-    """
+    """Wait for a server and ask for its description; `EngineError` for one that cannot take weights."""
     remote.wait_until_up()
     how = "Start it with: rlkit serve MODEL"
     if remote.status("/version") not in (200, 401):  # 401: the call below says what to do
-        raise EngineError(f"VLLMServer: what answers at {remote.where} is no vLLM server. {how}, or give its url=.")
+        raise EngineError(f"VLLMServer: what answers at {remote.where} is not a vLLM server. {how}, or give its url=.")
     release = str(remote.call("GET", "/version").get("version"))
     models = remote.call("GET", "/v1/models")["data"]
     if remote.status("/weight_info") == 404:
@@ -92,11 +88,7 @@ def attach(remote: Remote) -> Described:
 
 
 def check_fit(server: Described, policy: "Policy", ours: Manifest) -> None:
-    """Refuse a server that cannot serve this policy.
-
-    Raises:
-        EngineError: another model, another dtype, or log-probabilities that ignore the temperature.
-    """
+    """Raise `EngineError` for a server of another model or dtype, or whose log-probabilities ignore the temperature."""
     where = server.remote.where
     if server.shapes is not None and ours:  # quantised weights have other shapes
         try:
@@ -106,7 +98,7 @@ def check_fit(server: Described, policy: "Policy", ours: Manifest) -> None:
     if server.tied and not is_tied(policy):
         raise EngineError(
             f"VLLMServer: {server.source!r} at {where} ties its head to the embedding, the policy {policy.name!r} has "
-            "one of its own, which the server cannot hold. Serve the policy itself: rl.serve(policy)."
+            "a separate head, which the server cannot hold. Serve the policy itself: rl.serve(policy)."
         )
     own: torch.dtype = next(p.dtype for p in policy.model.parameters() if p.is_floating_point())
     fitting = {str(dtype).removeprefix("torch.") for dtype in (own, policy.autocast) if dtype is not None}

@@ -2,7 +2,7 @@
 
     caller -> supervisor (`supervise`, in `rlkit serve`) -> vLLM's API server (`main`) -> engine core -> workers
 
-vLLM runs in a session of its own. However it ends, the supervisor kills what is left of that session, because an engine
+vLLM runs in its own session. However it ends, the supervisor kills what is left of that session, because an engine
 core outlives an API server that was killed (19 s in vLLM 0.32). If the supervisor itself is killed, the processes below
 it die with their parents (`die_with_parent`). If the caller is gone (a notebook's kernel), the supervisor ends by
 itself: it polls its parent's id, since the kernel's signal would also come when the thread that started it ends.

@@ -59,11 +59,7 @@ class Lifecycle:
         self.version = version
 
     def before_generate(self) -> None:
-        """Wake what sleeps.
-
-        Raises:
-            EngineError: there are no valid weights.
-        """
+        """Wake what sleeps; `EngineError` without valid weights."""
         if self.version is None:
             raise EngineError(
                 f"{self._name}: cannot generate, {self.trouble}. rl.sample transfers the weights by itself; call it "

@@ -79,12 +79,7 @@ class InProcessLLM:
         _live = weakref.ref(self)
 
     def run(self, prompts: Sequence[Sequence[int]], requests: Sequence[dict[str, Any]], adapter: Any) -> list[Any]:
-        """VLLM's output of each prompt, in order. Ctrl-C ends it between two steps and leaves no requests.
-
-        Raises:
-            ValueError: vLLM refuses a prompt or a setting.
-            EngineError: outputs are missing.
-        """
+        """VLLM's output of each prompt, in order. Ctrl-C ends it between two steps and leaves no requests."""
         from vllm import SamplingParams
         from vllm.sampling_params import StructuredOutputsParams
 
@@ -122,11 +117,7 @@ class InProcessLLM:
             raise ValueError(f"{self._name}: vLLM refuses these settings or prompts: {said}.{hint}") from error
 
     def reload(self, stream: Iterable[tuple[str, Tensor]]) -> None:
-        """Load weights layer by layer, in the kernels' layout.
-
-        Raises:
-            EngineError: vLLM could not; layers may hold old and new weights.
-        """
+        """Load weights layer by layer, in the kernels' layout. After an `EngineError` some layers have old weights."""
         from vllm.exceptions import VLLMError
 
         loaded = False
@@ -153,11 +144,7 @@ class InProcessLLM:
                 self._llm.apply_model(restore_layers)
 
     def add_adapter(self, request: Any) -> None:
-        """Load a LoRA adapter, a `LoRARequest`.
-
-        Raises:
-            EngineError: vLLM did not take it.
-        """
+        """Load a LoRA adapter, a `LoRARequest`."""
         from vllm.exceptions import VLLMError
 
         try:

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from rlkit.policy import Policy
 
 GIB = 2**30
+BLOCK = 128
+"""Tokens of a cache block on a CPU; 16 on a GPU, where the estimate is a little high."""
 WORKSPACE = {"cpu": 0, "cuda": 2 * GIB}
 """Activations of a batch and CUDA graphs; an allowance, not measured here (no GPU)."""
 
@@ -110,10 +112,6 @@ def vllm_memory(
         workspace=WORKSPACE.get(own.device.type, WORKSPACE["cuda"]) if device_total is None else WORKSPACE["cuda"],
         device_total=device_total,
     )
-
-
-BLOCK = 128
-"""Tokens of a cache block on a CPU; 16 on a GPU, where the estimate is a little high."""
 
 
 def kv_bytes_per_token(config: Any, dtype: torch.dtype, tensor_parallel_size: int = 1) -> int:

@@ -104,8 +104,7 @@ class Probe:
     def after_sync(self) -> None:
         """Compare if this transfer is an `every`-th one. Every process calls it.
 
-        Raises:
-            ProbeError: names the fault and what to do; the engine refuses to generate until a new transfer.
+        After a `ProbeError`, which names the fault, the engine refuses to generate until a new transfer.
         """
         self._count += 1
         if self._passed and (self._count - 1) % self._every:
@@ -118,11 +117,7 @@ class Probe:
             raise
 
     def compare(self) -> None:
-        """Compare now.
-
-        Raises:
-            ProbeError: the log-probabilities differ.
-        """
+        """Compare now; `ProbeError` if the log-probabilities differ."""
         answer = self._ask(cached=True)
         gap = (answer.engine - answer.trainer).abs()
         self.gap_mean, self.gap_max = float(gap.mean()), float(gap.max())
@@ -131,7 +126,7 @@ class Probe:
             fault = self._fault(answer)
             raise ProbeError(
                 f"{self._engine.name}: on a probe its log-probabilities are {self.gap_mean:.2g} nats from the "
-                f"trainer's (at most {self.gap_max:.2g}) after the weights of version {answer.version} went over: "
+                f"trainer's (at most {self.gap_max:.2g}) after the transfer of version {answer.version}: "
                 f"{fault}"
             )
         rows = self._head_rows()
@@ -280,10 +275,6 @@ class ServerProbe:
         return max((probe.gap_max for probe in self.probes if probe.gap_max is not None), default=None)
 
     def after_sync(self) -> None:
-        """`Probe.after_sync` of every server. Every process calls it.
-
-        Raises:
-            ProbeError: names the server and the fault.
-        """
+        """`Probe.after_sync` of every server."""
         for probe in self.probes:
             probe.after_sync()

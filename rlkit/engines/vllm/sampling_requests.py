@@ -51,10 +51,7 @@ def vllm_request(
     """The settings of one prompt's request, as fields of POST /v1/completions.
 
     They are also the keywords of `vllm.SamplingParams`, except that `structured_outputs`, a dict with the key "regex",
-    becomes a `StructuredOutputsParams`.
-
-    Raises:
-        ValueError: a temperature that vLLM would change or refuse.
+    becomes a `StructuredOutputsParams`. `ValueError` for a temperature that vLLM would change or refuse.
     """
     if not MIN_TEMPERATURE <= params.temperature <= MAX_TEMPERATURE:
         raise ValueError(
@@ -114,14 +111,9 @@ def completion_of(
     version: int | None,
     where: str,
 ) -> Completion:
-    """Check one output of vLLM; `where` names the engine in messages.
-
-    Raises:
-        NotFiniteError: a log-probability is NaN.
-        EngineError: aborted, cut off, a missing log-probability, or an id outside the vocabulary.
-    """
+    """Convert one output of vLLM; `EngineError` if it is cut off, lacks a log-probability, or is of another model."""
     if finish_reason == "error":
-        raise EngineError(f"{where}: vLLM ended a completion by an error of its own; its log says which. {REGEX_HINT}")
+        raise EngineError(f"{where}: vLLM ended a completion with an internal error; its log says which. {REGEX_HINT}")
     if finish_reason not in ("stop", "length"):
         raise EngineError(
             f"{where}: a completion ended with {finish_reason!r}: it was cut off before it was done (the engine was "

@@ -15,7 +15,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from rlkit.engines.vllm.cleanup import scratch_folder
@@ -67,12 +66,7 @@ class Server:
         self._scratch.cleanup()
 
     def wait_until_ready(self, timeout: float) -> None:
-        """Wait until the server answers; on failure end it.
-
-        Raises:
-            RuntimeError: it has ended; with the last lines of its log.
-            TimeoutError: no answer in time; with the same.
-        """
+        """Wait until the server answers; else end it and raise, with the last lines of its log."""
         until = time.monotonic() + timeout
         try:
             while not is_healthy(self.url):
@@ -96,9 +90,7 @@ class Server:
     def __enter__(self) -> "Server":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def __repr__(self) -> str:
@@ -260,11 +252,7 @@ def run_server(
 
 
 def served_model(model: "Policy | str | os.PathLike[str]", scratch: Path) -> str:
-    """What vLLM loads: a checkpoint in `scratch` for a policy and for the offline models, else the name as given.
-
-    Raises:
-        FileNotFoundError: a path that does not exist.
-    """
+    """What vLLM loads: a checkpoint in `scratch` for a policy and for the offline models, else the name as given."""
     if not isinstance(model, (str, os.PathLike)):
         return str(save_served(model, scratch / "model"))
     name = os.fspath(model)
@@ -276,11 +264,7 @@ def served_model(model: "Policy | str | os.PathLike[str]", scratch: Path) -> str
 
 
 def save_served(policy: "Policy", folder: Path) -> Path:
-    """Write a policy as a checkpoint that vLLM can load, without its adapter, which the first sync transfers.
-
-    Raises:
-        ValueError: quantised weights; serve the base model by its name instead.
-    """
+    """Write a policy as a checkpoint that vLLM can load, without its adapter, which the first sync transfers."""
     from safetensors.torch import save_file
 
     adapted = hasattr(policy.model, "peft_config")

