@@ -1,12 +1,12 @@
-"""Throughput of the engines against each other, in one process, in turns. Less than 5 minutes on two idle cores.
+"""Throughput of the engines relative to each other, in one process, in turns. Less than 5 minutes on two idle cores.
 
     OMP_NUM_THREADS=2 OMP_WAIT_POLICY=passive python benchmarks/engines.py             # what is installed
     OMP_NUM_THREADS=2 OMP_WAIT_POLICY=passive python benchmarks/engines.py --server    # a vLLM server too
 
-Two loads: completions of equal length, and of lengths that the model itself makes unequal. In each round every engine
-draws the same prompts, in an order that rotates; what counts is tokens per second as a ratio to the transformers
-engine's in the same round, so that other work on the machine falls on all. Times are of `generate` alone: no transfer
-of weights, and not the pass that recomputes log-probabilities. Results: docs/performance.md.
+Two loads: completions of equal length, and of unequal lengths that the model decides. In each round every engine draws
+the same prompts, in a rotating order; the result is tokens per second as a ratio to the transformers engine's in the
+same round, so that other work on the machine affects all. Times are of `generate` alone, without transfers of weights
+and without the pass that recomputes log-probabilities. Results: docs/performance.md.
 """
 
 import argparse
@@ -35,8 +35,8 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=32, help="length of each completion of the equal load (32)")
     parser.add_argument("--longest", type=int, default=64, help="longest completion of the skewed load (64)")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=120, help="no new round after so many of rounds (120)")
-    parser.add_argument("--server", action="store_true", help="a vLLM server of its own too")
+    parser.add_argument("--seconds", type=float, default=120, help="start no new round after this many (120)")
+    parser.add_argument("--server", action="store_true", help="also a vLLM server")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     started = time.perf_counter()

@@ -1,7 +1,7 @@
-"""The protocol that every engine speaks: token ids in, token ids with log-probabilities out; weights in.
+"""The protocol of engines: token ids in, token ids with log-probabilities out; weights in.
 
-`sample` treats all engines alike. Before it draws a token it compares `engine.version` with `policy.version` and hands
-the weights over where they differ (`rlkit.engines.weights`), on every process of the run.
+Before `sample` draws a token it compares `engine.version` with `policy.version`, and transfers the weights if they
+differ (`rlkit.engines.weights`), on every process of the run.
 """
 
 from collections.abc import Iterable, Sequence
@@ -20,10 +20,10 @@ class Completion(NamedTuple):
     Attributes:
         token_ids: the sampled tokens, the one that ended the completion included.
         logp: log-probability of each token in nats, softmax(logits / temperature) over the whole vocabulary, before any
-            truncation of the distribution (top-p and the like), so that the importance ratio stays unbiased; unless the
-            engine says that it `renormalises`, then `sample` takes the policy's own numbers instead.
+            truncation of the distribution (top-p and the like), so that the importance ratio stays unbiased. If the
+            engine `renormalises`, `sample` replaces it by the policy's own.
         finish_reason: "eos" (an id of `policy.eos_ids`), "stop" (a stop string) or "length" (truncated).
-        version: policy version of the weights that drew it, as the engine read it back; None where it cannot say.
+        version: policy version of the weights that drew it, as the engine reports it; None if unknown.
     """
 
     token_ids: list[int]
@@ -33,29 +33,29 @@ class Completion(NamedTuple):
 
 
 class EngineError(RuntimeError):
-    """An engine cannot do what was asked: its weights are not the policy's, it is closed, it died."""
+    """An engine failed: its weights are not the policy's, it is closed, or it died."""
 
 
 @runtime_checkable
 class Engine(Protocol):
-    """Draws completions from the policy's current weights.
+    """Draws completions from the policy's current weights. A class with `__slots__` needs `__weakref__` among them.
 
     Attributes:
         name: short name, recorded in each rollout.
-        policy: the `Policy` whose completions these are.
+        policy: the `Policy` that is sampled.
     """
 
     name: str
-    policy: Any  # a Policy, which knows this protocol and not the other way round
+    policy: Any  # a Policy, whose module imports this one
 
     @property
     def version(self) -> int | None:
-        """Policy version of the weights it has now; None before the first `sync` and after one that failed."""
+        """Policy version of its weights; None before the first `sync` and after one that failed."""
         ...
 
     @property
     def max_context(self) -> int | None:
-        """Most tokens of prompt and completion together, or None if only the model sets a limit."""
+        """Most tokens of prompt and completion together; None if only the model limits it."""
         ...
 
     def generate(
@@ -73,62 +73,55 @@ class Engine(Protocol):
 
         Raises:
             EngineError: the engine has no valid weights, or cannot generate.
-            ValueError: settings that this engine does not have, or prompts that do not fit.
+            ValueError: settings that it does not support, or prompts that do not fit.
         """
         ...
 
     def renormalises(self, params: SamplingParams) -> bool:
-        """True if under these settings `Completion.logp` is of the truncated distribution, not of the policy's own."""
+        """True if under these settings `Completion.logp` is that of the truncated distribution."""
         ...
 
     def sync(self, tensors: Iterable[tuple[str, Tensor]], version: int) -> None:
-        """Take the policy's weights, named as in a plain Hugging Face checkpoint; every process of the run calls it.
+        """Load the policy's weights, named as in a plain Hugging Face checkpoint; every process of the run calls it.
 
-        When it returns, `version` is the engine's version and nothing that was cached from older weights is left. When
-        it raises, the engine refuses to generate until a later `sync` succeeds.
+        Afterwards `version` is the engine's version, and nothing cached from older weights is left. If it raises, the
+        engine refuses to generate until a later `sync` succeeds.
 
         Raises:
-            ValueError: names or shapes are not the engine's own; it is as it was before.
-            EngineError: the weights did not get there.
+            ValueError: names or shapes differ from the engine's; nothing was changed.
+            EngineError: the weights did not arrive.
         """
         ...
 
     def check(self) -> None:
-        """Nothing if the engine can generate; otherwise the error says what is wrong and what to do.
-
-        Raises:
-            EngineError: it is closed, dead, or has no valid weights.
-        """
+        """Raise `EngineError`, with what to do, if it is closed, dead, or has no valid weights."""
         ...
 
     def close(self) -> None:
-        """Give back memory, processes and files; closing twice is harmless."""
+        """Release memory, processes and files; closing twice is harmless."""
         ...
 
 
 class PolicyModelEngine:
-    """What an engine that draws with the policy's own model has to say: there is no second copy of the weights.
-
-    Left to it: `name`, `policy` and `generate`.
-    """
+    """Base of engines that sample with the policy's own model; they add `name`, `policy` and `generate`."""
 
     policy: Any
-    max_context: int | None = None  # only the model's own
+    max_context: int | None = None
 
     @property
     def version(self) -> int:
-        """The policy's."""
+        """That of the policy."""
         return self.policy.version
 
     def renormalises(self, params: SamplingParams) -> bool:
-        """Never: log-probabilities are taken before the distribution is truncated."""
+        """False: log-probabilities are taken before truncation."""
         return False
 
     def sync(self, tensors: Iterable[tuple[str, Tensor]], version: int) -> None:
-        """Nothing to do."""
+        """Do nothing: there is no second copy of the weights."""
 
     def check(self) -> None:
-        """Nothing can be wrong with it that is not wrong with the policy."""
+        """Do nothing: it can always generate."""
 
     def close(self) -> None:
-        """Nothing to give back."""
+        """Do nothing: it holds no resources."""

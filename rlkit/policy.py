@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.utils.weak import WeakIdKeyDictionary
 
 from rlkit.adapters import REFERENCE_ADAPTER, adapter_active, adapter_changes_nothing, add_reference_adapter
 from rlkit.causal_lm import (
@@ -53,7 +54,7 @@ class Policy:
         date: what a chat template that writes today's date writes; the day when the policy was made. A resumed
             `PromptLoader` sets it to that of its checkpoint.
         engine: how `sample` draws completions from this policy; None means the transformers engine.
-        marks: by `id(engine)`, which weights an engine was given last (`rlkit.engines.weights.weights_mark`).
+        marks: of each living engine, by identity, the weights that it was given last (`weights_mark`).
         not_finite: how many values of each trained parameter were NaN or infinite before the first update (a bias of
             -inf that rules a token out); None until then (`loss_step`).
         gradients_checked: the first update has found the gradients equal on every process (`loss_step`).
@@ -79,7 +80,7 @@ class Policy:
         self.autocast = autocast
         self.date = datetime.date.today()
         self.engine: Engine | None = None
-        self.marks: dict[int, int] = {}
+        self.marks: Any = WeakIdKeyDictionary()  # an id alone would pass from a dead engine to a new one
         self.eos_ids = end_of_completion_ids(model, tokenizer, extra=eos_ids)
         self.pad_id = ensure_pad_token(self.tokenizer, self.eos_ids)
         if len(tokenizer) > vocabulary_size(model):

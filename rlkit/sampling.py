@@ -155,11 +155,11 @@ def sync(engine: Engine) -> None:
     policy = engine.policy
     mark = None if isinstance(engine, PolicyModelEngine) else weights_mark(policy)
     # Without a mark the last transfer failed: an engine that refused it has the weights of before.
-    changed = mark is not None and mark != policy.marks.get(id(engine))
+    changed = mark is not None and mark != policy.marks.get(engine)
     stale = collectives.maxima({"stale": float(engine.version != policy.version or changed)})["stale"]
     if not stale:
         return
-    policy.marks.pop(id(engine), None)
+    policy.marks.pop(engine, None)
     problem: Exception | None = None
     # Gathered around the whole transfer: an engine may keep a tensor of the stream until it has read all of them.
     with gathered(policy.local_scorer), contextlib.closing(named_weights(policy)) as weights:
@@ -181,7 +181,7 @@ def sync(engine: Engine) -> None:
             problem = error
         said = collectives.gather(None if problem is None else str(problem))
     if problem is None and mark is not None:
-        policy.marks[id(engine)] = mark
+        policy.marks[engine] = mark
     if problem is not None:
         raise problem
     others = [f"rank {place}: {text}" for place, text in enumerate(said) if text is not None]

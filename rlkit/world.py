@@ -3,8 +3,8 @@
     world = rl.setup(seed=0)
     policy, optimizer = world.prepare(policy, lambda params: torch.optim.AdamW(params, lr=1e-5))
 
-On plain torch.distributed, with DDP and FSDP2; not on accelerate, which on a CPU silently ran unconnected processes,
-and DDP where FSDP2 was asked for (measured, docs/decisions.md). Global state is torch.distributed's own default group.
+Built on torch.distributed with DDP and FSDP2; not on accelerate, which on a CPU silently ran unconnected processes, and
+DDP instead of FSDP2 (measured, docs/decisions.md). The only global state is torch.distributed's default group.
 """
 
 import contextlib
@@ -38,13 +38,13 @@ PRECISION_VARIABLE = "RLKIT_PRECISION"
 
 
 class World:
-    """The processes of a run, seen from one of them.
+    """The processes of a run, as seen by one of them.
 
     Attributes:
-        rank: number of this process.
+        rank: number of this process, from 0.
         size: number of processes.
-        device: where this process computes.
-        seed: as given to `setup`.
+        device: of this process.
+        seed: of `setup`.
     """
 
     def __init__(self, seed: int) -> None:
@@ -79,7 +79,7 @@ class World:
         strategy: Strategy = "auto",
         precision: Precision | None = None,
     ) -> "Policy | tuple[Policy, OptimizerT]":
-        """Make a policy ready for this world, and build its optimizer on the weights as they then lie.
+        """Wrap a policy for this world, and build its optimizer on the wrapped weights.
 
         Args:
             policy: the policy to train, or a frozen one (a reference too large for one device) without an optimizer.
@@ -117,7 +117,7 @@ class World:
                 f"world.prepare: {policy.name!r} has no trainable parameter; a reference is frozen. "
                 "Pass the policy of rl.load_policy, or leave the optimizer out."
             )
-        if policy.strategy == "shared":  # a reference on the policy's own weights goes where they go
+        if policy.strategy == "shared":  # a reference on the policy's own weights
             return policy
         if policy.strategy != "single":
             raise ValueError(f"world.prepare: {policy.name!r} is prepared already, as {policy.strategy}.")
@@ -169,7 +169,7 @@ class World:
         return "ddp" if strategy == "auto" else strategy
 
     def _agree(self, policy: Policy, strategy: str) -> None:
-        """Every process must have the same plan; the error names what differs and where."""
+        """Check that every process prepares the same policy with the same settings."""
         shapes = [(name, tuple(p.shape), p.requires_grad) for name, p in policy.model.named_parameters()]
         plan = {
             "strategy": strategy,
@@ -184,20 +184,20 @@ class World:
 
 
 def setup(*, seed: int = 0, timeout_minutes: float = 30) -> World:
-    """Start the run: join the other processes if there are any, and seed Python, numpy and torch.
+    """Join the other processes of the run, if there are any, and seed Python, numpy and torch.
 
-    In a notebook or a plain script nothing is started. Under torchrun the process group is joined: NCCL on GPUs, gloo
-    on CPUs, or what `--backend` of a script says. Calling it again in one process is harmless; it seeds again.
+    Under torchrun the process group is started: NCCL on GPUs, gloo on CPUs, or `--backend` of a script. A second call
+    only seeds again.
 
     Args:
-        seed: of data order, sampling and initialisation; the same on every process. Sampling noise belongs to prompts,
-            not to processes, so the completions do not depend on the number of processes. `--seed` of a script wins.
-        timeout_minutes: how long a process waits for the others in one exchange; `--dist-timeout` of a script wins.
+        seed: of data order, sampling and initialisation; the same on every process. Sampling noise is a function of the
+            prompt, so the completions do not depend on the number of processes. `--seed` of a script wins.
+        timeout_minutes: timeout of one collective; `--dist-timeout` of a script wins.
 
     Raises:
-        RuntimeError: WORLD_SIZE is set but nothing to meet the other processes at; accelerate's strategy variables are
+        RuntimeError: WORLD_SIZE is set but not the address of the other processes; accelerate's strategy variables are
             set; the processes have different seeds.
-        ValueError: a negative seed, a timeout that is none, or NCCL without a GPU.
+        ValueError: a negative seed, a timeout that is not positive, or NCCL without a GPU.
     """
     seed = seed if current.seed is None else current.seed
     if seed < 0:
@@ -219,7 +219,7 @@ def setup(*, seed: int = 0, timeout_minutes: float = 30) -> World:
 
 
 def check_agreement(plan: dict[str, Any], where: str) -> None:
-    """Raise the same error on every process if one of them has another plan.
+    """Raise the same error on every process if their plans differ.
 
     Raises:
         RuntimeError: names the setting, the ranks and their values.
@@ -277,6 +277,6 @@ def _leave() -> None:
 
 
 def _print_from_main_only() -> None:
-    """Standard output of the other ranks goes to files beside the log; errors and warnings still reach the console."""
+    """Send standard output of the other ranks to files beside the log; standard error still reaches the console."""
     if os.environ.get("RLKIT_PRINT_ALL_RANKS", "0") != "1":
         sys.stdout = RankLog(collectives.rank())

@@ -62,9 +62,9 @@ ROWS, ROLLOUTS, READER, LINES = "run/rollout_rows.py", "run/rollouts.py", "run/r
 ADV, LOSS, STEP, LOGPS = "advantages.py", "losses.py", "step.py", "logps.py"
 DECODE, CHOOSE = "engines/decode_loop.py", "engines/token_sampler.py"
 CONVERSATIONS, IDENTITY = "prompts/conversations.py", "prompts/identity.py"
-DRAW, ASSEMBLE = "engines/token_noise.py", "engines/assembly.py"
+DRAW, ASSEMBLE = CHOOSE, "engines/assembly.py"
 SAMPLING = (
-    "test_sampling.py engines/test_transformers_engine.py engines/test_token_noise.py engines/test_architectures.py"
+    "test_sampling.py engines/test_transformers_engine.py engines/test_token_sampler.py engines/test_architectures.py"
 )
 EXPORT = "export/test_scripts.py export/test_codes.py export/test_wild.py export/test_flags.py"
 
@@ -252,7 +252,7 @@ MUTANTS = [
     Mutant("view: a closed panel stays alive", "view/panel.py", "layout.close()", "layout.open()", "view/test_panel.py"),
     # vLLM as a server
     Mutant('server: prefix cache not reset', 'engines/vllm/weight_transfer.py', 'if not remote.call("POST", "/reset_prefix_cache")["success"]:', 'if False:', 'engines/vllm/test_connection.py'),
-    Mutant("server: not resumed after a failed load", "engines/vllm/weight_transfer.py", 'remote.call("POST", "/resume", deadline=min(RESUME_SECONDS, remote.deadline))', "pass", "engines/vllm/test_connection.py"),
+    Mutant("server: not resumed after a failed load", "engines/vllm/connection.py", 'self.call("POST", "/resume", deadline=min(RESUME_SECONDS, self.deadline))', "pass", "engines/vllm/test_connection.py"),
     Mutant('server: weights of another client not noticed', 'engines/vllm/client.py', 'elif found != self._tag(self._version):', 'elif False:', 'engines/vllm/test_connection.py'),
     Mutant('server: a restart not noticed', 'engines/vllm/client.py', '            if found == FRESH:\n                fresh = True', '            if found == FRESH:\n                fresh = False', 'engines/vllm/test_connection.py'),
     Mutant('server: valid after a failed sync', 'engines/vllm/client.py', 'self.distrust("the last transfer of weights failed")', 'pass', 'engines/vllm/test_connection.py'),
@@ -292,13 +292,13 @@ MUTANTS = [
     Mutant("server: the cache of an earlier client kept", "engines/vllm/connection.py", "self.unclean = True", "self.unclean = False", "engines/vllm/test_connection.py"),
     Mutant("server: NaN of a draw kept", "engines/vllm/completions.py", "            server.remote.unclean = True\n", "            pass\n", "engines/vllm/test_connection.py"),
     Mutant("server: drawn with again after NaN", "engines/vllm/client.py", "        except NotFiniteError as error:\n            self.distrust(str(error))\n", "        except NotFiniteError as error:\n", "engines/vllm/test_connection.py"),
-    Mutant("a refused transfer counts as done", "sampling.py", "mark != policy.marks.get(id(engine))", "mark != policy.marks.get(id(engine), mark)", "engines/vllm/test_connection.py"),
+    Mutant("a refused transfer counts as done", "sampling.py", "mark != policy.marks.get(engine)", "mark != policy.marks.get(engine, mark)", "engines/vllm/test_connection.py"),
     Mutant("server: an adapter on replaced base weights", "engines/vllm/weight_transfer.py", '    if any(one["replaced"] for one in answer["results"]) or', '    if', "engines/vllm/test_connection.py"),
     Mutant("server: base weights replaced after attaching", "engines/vllm/weight_transfer.py", "        for server in self.servers:  # another client may have come in between\n            check_base(server.remote)\n", "", "engines/vllm/test_connection.py"),
     Mutant('files of a living process deleted', 'engines/vllm/cleanup.py', ' or Path("/proc", number).exists():', ':', 'engines/vllm/test_cleanup.py'),
     Mutant("files of another container's process deleted", 'engines/vllm/cleanup.py', 'os.stat(NAMESPACE).st_ino if NAMESPACE.exists() else 0', '0', 'engines/vllm/test_cleanup.py'),
-    Mutant('server: what a killed server leaves stays', 'engines/vllm/supervisor.py', 'os.killpg(child.pid, signal.SIGKILL)', 'pass', 'engines/vllm/test_server.py'),
-    Mutant('server: outlives the process that asked', 'engines/vllm/supervisor.py', 'if parent is not None and os.getppid() != parent:', 'if False:', 'engines/vllm/test_server.py'),
+    Mutant('server: what a killed server leaves stays', 'engines/vllm/launcher.py', 'os.killpg(child.pid, signal.SIGKILL)', 'pass', 'engines/vllm/test_server.py'),
+    Mutant('server: outlives the process that asked', 'engines/vllm/launcher.py', 'if parent is not None and os.getppid() != parent:', 'if False:', 'engines/vllm/test_server.py'),
     Mutant('server: sampling defaults of the checkpoint', 'engines/vllm/server_settings.py', '"generation-config": "vllm",', '"generation-config": "auto",', 'engines/vllm/test_server.py'),
     # the run folder: locks, checkpoints, resume
     Mutant("a run that came and went is written into", "run/folder.py", 'if all(name.startswith("lock.") for name in names):', "if True:", "run/test_damage.py"),

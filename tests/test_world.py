@@ -36,7 +36,7 @@ def test_one_process():
 
 
 def test_completions_follow_the_seed(policy):
-    """B27: two runs with one seed agree, with two seeds they differ."""
+    """Two runs with one seed agree, with two seeds they differ."""
 
     def completions(seed):
         rl.setup(seed=seed)
@@ -51,7 +51,7 @@ def test_torchrun_with_one_process_is_one_process(monkeypatch):
 
 
 def test_several_processes_without_a_place_to_meet_are_refused(monkeypatch):
-    """Never N runs that each believe to be alone (B27)."""
+    """Never N runs that each believe to be alone."""
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(
         RuntimeError, match=r"rl\.setup: WORLD_SIZE=2 but RANK, MASTER_ADDR, MASTER_PORT not set.*torchrun"

@@ -38,7 +38,8 @@ def add_parser(commands: "Subparsers[argparse.ArgumentParser]") -> argparse.Argu
 def run(arguments: argparse.Namespace) -> int:
     """Serve until Ctrl-C."""
     from rlkit.engines.vllm.server import run_server
-    from rlkit.engines.vllm.server_settings import ServerSettings, free_port
+    from rlkit.engines.vllm.server_settings import ServerSettings
+    from rlkit.support.processes import free_port
 
     given = {field.name: getattr(arguments, field.name) for field in fields(ServerSettings) if field.name != "token"}
     given["extra"] = tuple(arguments.extra)

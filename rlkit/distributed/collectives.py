@@ -1,7 +1,7 @@
-"""What the processes of a run tell each other. With one process each of these is the identity and costs nothing.
+"""Collectives between the processes of a run; with one process each is the identity.
 
-Numbers are reduced in float64, so that a sum over ranks does not lose what a sum over rows would keep. Objects are
-gathered in the order of the ranks, which is the order of the rows, since each rank holds a contiguous share.
+Numbers are reduced in float64, to be as exact as a sum over rows. Objects are gathered in the order of the ranks, which
+is the order of the rows, since each rank holds a contiguous share.
 """
 
 from collections.abc import Mapping
@@ -35,7 +35,7 @@ def sums(values: Mapping[str, float]) -> dict[str, float]:
 
 
 def maxima(values: Mapping[str, float]) -> dict[str, float]:
-    """The largest of each value over the processes, which must give the same names."""
+    """The maximum of each value over the processes, which must give the same names."""
     return _reduced(values, dist.ReduceOp.MAX) if is_many() else dict(values)
 
 
@@ -81,13 +81,13 @@ def from_main(value: T) -> T:
 
 
 def barrier() -> None:
-    """Wait until every process is here."""
+    """Wait for every process."""
     if is_many():
         dist.barrier()
 
 
 def share(count: int) -> slice:
-    """This rank's contiguous share of `count` things; shares differ by at most one, the first ranks get more.
+    """This rank's contiguous share of `count` items; shares differ by at most one, the first ranks get more.
 
     Example:
         >>> share(5)

@@ -1,7 +1,8 @@
-"""An exception on one process ends all of them within seconds, with the traceback of where it began (known_faults B31).
+"""Ends all processes within seconds of an uncaught exception on one, with its traceback.
 
-Without this the others wait in their next collective until its timeout, half an hour by default. The process that fails
-writes its traceback to the rendezvous store; a thread in every process looks there once a second.
+Otherwise the others wait in their next collective until its timeout, half an hour by default. The failing process
+writes its traceback to the rendezvous store, which a thread in every process polls. torchrun ends the processes of one
+node only (docs/decisions.md, 2026-12-01).
 """
 
 import atexit
@@ -18,11 +19,11 @@ GRACE_SECONDS = 3.0
 
 
 def start(store: Any, rank: int) -> None:
-    """Report this process's uncaught exception to the others, and end with them when one reports theirs.
+    """Report an uncaught exception of this process to the others, and end this process when another one reports.
 
     Args:
         store: the store of the process group.
-        rank: this process.
+        rank: of this process.
     """
     mine = store.clone() if hasattr(store, "clone") else store
     previous = sys.excepthook
@@ -32,33 +33,33 @@ def start(store: Any, rank: int) -> None:
         try:
             if mine.compare_set(KEY, "", f"{rank}\n{text}").decode().startswith(f"{rank}\n"):
                 previous(kind, error, trace)
-        except RuntimeError:  # the store is gone: the main process has ended already
+        except RuntimeError:  # the store ended with the main process
             previous(kind, error, trace)
         sys.stderr.flush()
-        # Not sys.exit: the destructors of a process group may wait for the others.
+        # Not sys.exit: destroying the process group may wait for the others.
         threading.Timer(GRACE_SECONDS, os._exit, (1,)).start()
 
     sys.excepthook = report
     ended = threading.Event()
-    thread = threading.Thread(target=_look, args=(mine, rank, ended), name="rlkit-watch", daemon=True)
+    thread = threading.Thread(target=_poll, args=(mine, rank, ended), name="rlkit-watch", daemon=True)
     thread.start()
 
     def end() -> None:
-        """Before the interpreter goes: a thread that comes back from the store after that aborts the process."""
+        """Join the thread: one that returns from the store after the interpreter ended aborts the process."""
         ended.set()
         thread.join(timeout=10 * POLL_SECONDS)
 
     atexit.register(end)
 
 
-def _look(store: Any, rank: int, ended: threading.Event) -> None:
+def _poll(store: Any, rank: int, ended: threading.Event) -> None:
     while not ended.wait(POLL_SECONDS):
         try:
             if not store.check([KEY]):
                 continue
             origin, _, text = store.get(KEY).decode().partition("\n")
         except RuntimeError:
-            return  # the main process has ended; whoever waits for it gets a connection error
+            return  # the main process has ended; a collective with it raises
         if int(origin) == rank:
             return
         print(f"rlkit: rank {rank} stops because rank {origin} failed:\n{text}", file=sys.stderr, flush=True)

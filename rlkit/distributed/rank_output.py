@@ -1,7 +1,7 @@
-"""What the other processes of a run print: into `rank1.log`, `rank2.log` ... in the run's folder, not on the console.
+"""Standard output of ranks other than 0: to `rank1.log`, `rank2.log` ... in the run's folder, not to the console.
 
-The folder is not known when the process group is joined, and a new run takes no folder that holds
-anything. So lines wait in memory, the last megabyte of them, until the run has its folder.
+The folder is unknown when the process group starts, and a new run needs an empty folder. So up to a megabyte of lines
+waits in memory until the run has its folder.
 """
 
 import io
@@ -14,11 +14,7 @@ MOST_CHARACTERS = 1 << 20
 
 
 class RankLog(io.TextIOBase):
-    """A standard output that goes to a file, as soon as the run has a folder to put it in.
-
-    Args:
-        rank: of this process.
-    """
+    """A standard output that goes to a file once the run has its folder; `rank` is in the file's name."""
 
     encoding = "utf-8"
     errors = "backslashreplace"
@@ -35,7 +31,7 @@ class RankLog(io.TextIOBase):
         return True
 
     def write(self, text: str, /) -> int:
-        """Take a text, and write it if the folder is known."""
+        """Write to the file, or keep the text until there is one."""
         if self._file is not None:
             return self._file.write(text)
         self._waiting.append(text)
@@ -45,15 +41,13 @@ class RankLog(io.TextIOBase):
         return len(text)
 
     def flush(self) -> None:
-        """Hand what was written to the operating system."""
+        """Flush the file."""
         if self._file is not None:
             self._file.flush()
 
     def move_to(self, folder: Path) -> None:
-        """From now on the lines go to a file of this folder, those that waited first. On a node that does not see the
-        folder they go on waiting.
-        """
-        if not folder.is_dir():
+        """Write to a file in this folder from now on, the waiting lines first."""
+        if not folder.is_dir():  # a node that does not see the folder: the lines keep waiting
             return
         if self._file is not None:
             self._file.close()
@@ -64,6 +58,6 @@ class RankLog(io.TextIOBase):
 
 
 def move_output_to(folder: Path) -> None:
-    """Move what this process prints into a run's folder, if it is not the main one. The newest run has it."""
+    """Redirect the output of this process to a run's folder, unless it is the main process."""
     if isinstance(sys.stdout, RankLog):
         sys.stdout.move_to(folder)

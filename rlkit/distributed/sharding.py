@@ -1,15 +1,12 @@
-"""Sharded weights: broadcast before they are sharded, found, and gathered for passes without gradient."""
+"""Sharded weights: broadcast them, find the sharded modules, gather them for passes without gradient."""
 
 import contextlib
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
-
-if TYPE_CHECKING:
-    pass
 
 
 def broadcast_weights(model: nn.Module) -> None:
@@ -28,10 +25,10 @@ def fsdp_modules(scorer: nn.Module) -> list[Any]:
 
 @contextlib.contextmanager
 def gathered(scorer: nn.Module, *, write: bool = False) -> Iterator[None]:
-    """Inside, sharded weights are whole on every process, and forward passes exchange nothing.
+    """Inside, sharded weights are whole on every process, and forward passes exchange nothing. May be nested.
 
-    Needs the memory of the whole model for as long as it lasts (docs/scaling.md). Changes are kept under FSDP2 never,
-    under ZeRO-3 with `write`. May be nested: the outermost one ends it.
+    Needs the memory of the whole model meanwhile (docs/scaling.md). Changes are lost under FSDP2, and under ZeRO-3
+    without `write`.
     """
     zero3: Any = getattr(scorer, "zero3", None)
     if zero3 is not None:

@@ -1,4 +1,4 @@
-"""Engines beside the default one: continuous batching, vLLM in the process and as a server, and what they share."""
+"""Engines: the default one, continuous batching, vLLM in the process and as a server."""
 
 from rlkit.engines.continuous_batching import ContinuousBatching
 from rlkit.engines.vllm.client import VLLMServer

@@ -1,4 +1,4 @@
-"""From an engine's lists of tokens to the padded tensors of a Rollout."""
+"""Builds the padded tensors of a `Rollout` from an engine's lists of tokens."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from rlkit.engine import Completion
+from rlkit.engines.token_sampler import left_pad
 from rlkit.engines.token_text import pieces_of
 from rlkit.types import Prompt, PromptBatch, Rollout, SamplingParams
 
@@ -29,7 +30,7 @@ def pad_completions(tokens: Sequence[Sequence[int]], pad_id: int) -> tuple[Tenso
 
 
 def cut_at_end(tokens: Sequence[int], eos_ids: Sequence[int]) -> tuple[list[int], bool]:
-    """A completion up to and including its first end-of-sequence token, and whether there was one.
+    """Cut a completion after its first end-of-sequence token; the flag says whether there was one.
 
     Example:
         >>> cut_at_end([5, 106, 9, 9], eos_ids=[1, 106])
@@ -52,21 +53,18 @@ def assemble(
     counts = [len(group) for group in completions]
     flat = [completion for group in completions for completion in group]
     owner = [prompt for prompt, count in enumerate(counts) for _ in range(count)]
-    width = max((len(ids) for ids in batch.token_ids), default=0)
-    prompt_ids = [[policy.pad_id] * (width - len(ids)) + list(ids) for ids in batch.token_ids]
-    prompt_mask = [[False] * (width - len(ids)) + [True] * len(ids) for ids in batch.token_ids]
-    shape = (len(batch), width)  # also for a process whose share of the step is empty
+    prompt_ids, prompt_mask = left_pad(batch.token_ids, policy.pad_id, policy.device)
     completion_ids, completion_mask = pad_completions([c.token_ids for c in flat], policy.pad_id)
     logp = torch.zeros(completion_ids.shape, dtype=torch.float32)
     logp[completion_mask] = torch.tensor([value for c in flat for value in c.logp], dtype=torch.float32)
-    # transformers decodes a batch of nothing to one empty text
+    # transformers decodes an empty batch to one empty text
     texts = policy.tokenizer.batch_decode([c.token_ids for c in flat], skip_special_tokens=True) if flat else []
     rows = [batch.rows[i] for i in owner]
     device, index = policy.device, torch.tensor(owner, dtype=torch.int64)
     columns = dict.fromkeys(name for row in batch.rows for name in row if name != "prompt")
     return Rollout(
-        prompt_ids=torch.tensor(prompt_ids, dtype=torch.int64).reshape(shape)[index].to(device),
-        prompt_mask=torch.tensor(prompt_mask, dtype=torch.bool).reshape(shape)[index].to(device),
+        prompt_ids=prompt_ids[index.to(device)],
+        prompt_mask=prompt_mask[index.to(device)].bool(),
         completion_ids=completion_ids.to(device),
         completion_mask=completion_mask.to(device),
         sampler_logp=logp.to(device),
@@ -89,7 +87,7 @@ def _in_form_of(prompt: Prompt, text: str) -> Any:
 
 
 def join(rollouts: Sequence[Rollout], pad_id: int) -> Rollout:
-    """One rollout from several that were drawn with the same settings: the rows one after the other, on the CPU."""
+    """Concatenate rollouts that were sampled with the same settings, on the CPU."""
     kept = [rollout for rollout in rollouts if len(rollout)] or list(rollouts[:1])
     wide = max(rollout.prompt_ids.shape[1] for rollout in kept)
     long = max(rollout.completion_ids.shape[1] for rollout in kept)

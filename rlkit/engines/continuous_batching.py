@@ -1,14 +1,14 @@
 """Continuous batching of transformers as an engine: `policy.use(rl.ContinuousBatching(policy))`.
 
-transformers schedules the requests over a paged cache: a sequence that ends makes room for one that waits, at every
-step. It draws from one global random state, though, its log-probabilities are those of the truncated distribution, and
-it has no stop strings. So the tokens are chosen by rlkit's own `Chooser`, which enters as a logits processor
-(`chosen.py`), and each completion is a request of its own. That keeps every promise of the default engine: seeds per
-group and completion, all sampling settings, the policy's own log-probabilities.
+transformers schedules the requests over a paged cache: at every step a finished sequence is replaced by a waiting one.
+But it samples from one global random state, its log-probabilities are those of the truncated distribution, and it has
+no stop strings. So rlkit's `Chooser` chooses the tokens, as a logits processor (continuous_sampler.py), and each
+completion is a request. That keeps the default engine's seeds per group and completion, all sampling settings, and the
+policy's own log-probabilities.
 
 Source: transformers 5.19, `generation/continuous_batching`. Left out: its CUDA graphs and asynchronous batches, because
-rlkit's choice of tokens takes place on the host; one prefill for the completions of a prompt (`num_return_sequences`
-forks a request); tensor parallel models.
+rlkit chooses tokens on the host; one prefill for all completions of a prompt (`num_return_sequences` forks a request);
+tensor parallel models.
 """
 
 import contextlib
@@ -29,36 +29,35 @@ if TYPE_CHECKING:
     from rlkit.policy import Policy
 
 CPU_PAGE = 32
-"""Tokens of a page on a CPU: attention there runs over whole pages, filled or not."""
+"""Tokens of a page on a CPU, where attention runs over whole pages."""
 PREFILL_TOKENS = 8192
-"""Most tokens of one forward pass unless the user says otherwise; transformers' own default."""
+"""Default limit of tokens in one forward pass, transformers' own."""
 SEQUENCES = 1024
-"""Most sequences side by side unless the user says otherwise; transformers' own default."""
+"""Default limit of sequences in a batch, transformers' own."""
 POLL_SECONDS = 0.2
 JOIN_SECONDS = 60.0
 
 
 class ContinuousBatching(PolicyModelEngine):
-    """Samples with the policy's own model by transformers' continuous batching; there are no weights to hand over.
+    """Samples with the policy's own model by transformers' continuous batching.
 
-    Meant for GPUs with flash attention and completions of unequal length; without flash attention every pass computes
-    the attention of all pairs of sequences and masks it, and it is no faster than the default engine
+    For GPUs with flash attention and completions of unequal length; without flash attention every pass computes the
+    attention of all pairs of sequences and masks it, and it is not faster than the default engine
     (docs/performance.md).
 
     Args:
         policy: the policy to sample from: an attention model with "eager", "sdpa" or a flash implementation.
-        page_size: tokens per page of the cache, at least 4; None takes 32 on a CPU, 256 elsewhere (which the kernels of
-            flash attention need).
-        num_blocks: pages of the cache (each for all layers); None takes what the step's sequences side by side need on
-            a CPU, and elsewhere what fits.
+        page_size: tokens per page of the cache, at least 4; None takes 32 on a CPU, else 256 (for flash attention).
+        num_blocks: pages of the cache (each for all layers); None takes what the step's batch needs on a CPU, else what
+            fits.
         max_batch_tokens: most tokens of one forward pass; longer prompts are split over several. None takes 8192, on a
             CPU at most what the step needs.
-        max_requests_per_batch: most sequences side by side; None takes 1024.
+        max_requests_per_batch: most sequences in a batch; None takes 1024.
         max_memory_percent: share of the free memory, in (0, 1], for the cache; None takes transformers' own.
-        allow_block_sharing: prompts with the same first pages compute them once.
+        allow_block_sharing: prompts with equal first pages share them.
         scheduler_type: "fifo" or "prefill_first".
-        auto_switch_to_flash: draw with flash attention where it is installed, though the policy trains without: faster,
-            and log-probabilities differ from the trainer's as two kernels do.
+        auto_switch_to_flash: sample with flash attention if it is installed, though the policy trains without: faster,
+            but log-probabilities differ from the trainer's by the rounding of the kernels.
 
     Raises:
         TypeError: the model cannot do continuous batching.
@@ -82,10 +81,16 @@ class ContinuousBatching(PolicyModelEngine):
         scheduler_type: str = "fifo",
         auto_switch_to_flash: bool = False,
     ) -> None:
-        _check_least("page_size", page_size, 4)
-        _check_least("num_blocks", num_blocks, 1)
-        _check_least("max_batch_tokens", max_batch_tokens, 1)
-        _check_least("max_requests_per_batch", max_requests_per_batch, 1)
+        for name, value, least in (
+            ("page_size", page_size, 4),
+            ("num_blocks", num_blocks, 1),
+            ("max_batch_tokens", max_batch_tokens, 1),
+            ("max_requests_per_batch", max_requests_per_batch, 1),
+        ):
+            if value is not None and (not isinstance(value, int) or value < least):
+                raise ValueError(
+                    f"ContinuousBatching: {name} is a whole number of at least {least} or None, got {value!r}."
+                )
         if max_memory_percent is not None and not 0 < max_memory_percent <= 1:
             raise ValueError(f"ContinuousBatching: max_memory_percent is a share in (0, 1], got {max_memory_percent}.")
         if scheduler_type not in ("fifo", "prefill_first"):
@@ -106,8 +111,8 @@ class ContinuousBatching(PolicyModelEngine):
             "auto_switch_to_flash": auto_switch_to_flash,
             "use_cuda_graph": False,
             "use_async_batching": False,
-            "disable_nccl_graph_mixing": False,  # True would set a variable of the environment for the whole run
-            "seed": 0,  # for a random state that nothing draws from; None would draw the seed
+            "disable_nccl_graph_mixing": False,  # True would set an environment variable for the whole run
+            "seed": 0,  # of a random state that is never used; None would draw one
         }
 
     def generate(
@@ -121,8 +126,8 @@ class ContinuousBatching(PolicyModelEngine):
     ) -> list[list[Completion]]:
         """For each prompt, `num_generations` completions. The same seed and group id give the same completions.
 
-        They are those of the transformers engine, up to a token whose probabilities two ways to add up numbers tell
-        apart. Ctrl-C ends it after the forward pass that runs, and the next generation starts clean.
+        They equal those of the transformers engine, except where rounding decides a token. Ctrl-C ends it after the
+        current forward pass.
 
         Raises:
             EngineError: transformers' generation loop failed.
@@ -160,7 +165,7 @@ class ContinuousBatching(PolicyModelEngine):
             blocks = blocks or pages * side_by_side
             tokens = tokens or min(PREFILL_TOKENS, max(side_by_side, sum(map(len, prompts))))
         return ContinuousBatchingConfig(
-            # Flash attention's own way to the cache would meet a cache of the weights' dtype under mixed precision.
+            # Under mixed precision flash attention's own cache access does not fit a cache of the weights' dtype.
             max_blocks_per_request=None if self.policy.autocast is None else 0,
             page_size=self._page_size,
             num_blocks=blocks,
@@ -184,7 +189,7 @@ class ContinuousBatching(PolicyModelEngine):
             processors.logits_processor.append(choosing_processor(choice))
             processors.tensors_required, processors.do_processing = 1, True
             if self.policy.autocast is not None:
-                manager.warmup()  # makes the cache, and nothing else without CUDA graphs
+                manager.warmup()  # without CUDA graphs it only creates the cache
                 _cast_around(manager.batch_processor.cache, lm.dtype)
             manager.start()
             for place, prompt in enumerate(choice.prompts):
@@ -214,11 +219,6 @@ class ContinuousBatching(PolicyModelEngine):
         return f"ContinuousBatching(page_size={self._page_size}, max_requests_per_batch={self._max_requests})"
 
 
-def _check_least(name: str, value: int | None, least: int) -> None:
-    if value is not None and (not isinstance(value, int) or value < least):
-        raise ValueError(f"ContinuousBatching: {name} is a whole number of at least {least} or None, got {value!r}.")
-
-
 def _check_model(policy: "Policy") -> None:
     from transformers.generation.continuous_batching.cache import group_layers_by_attn_type
 
@@ -240,7 +240,7 @@ def _check_model(policy: "Policy") -> None:
 
 @contextlib.contextmanager
 def _own_attention(lm: Any) -> Iterator[None]:
-    """The policy's attention afterwards, also where a second Ctrl-C kept the manager from putting it back."""
+    """Restore the policy's attention, also if a second Ctrl-C kept the manager from doing so."""
     attention = lm.config._attn_implementation
     try:
         yield
@@ -251,14 +251,14 @@ def _own_attention(lm: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _random_state(policy: "Policy") -> Iterator[None]:
-    """The trainer's random state, afterwards as before: the manager seeds torch when it starts."""
+    """Restore the trainer's random state: the manager seeds torch when it starts."""
     devices = [policy.device] if policy.device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices):
         yield
 
 
 def _cast_around(cache: Any, dtype: torch.dtype) -> None:
-    """Keys and values of mixed precision, kept in a cache of the weights' dtype (wider, so nothing is lost)."""
+    """Store keys and values of mixed precision in a cache of the weights' dtype (wider, so nothing is lost)."""
     update = cache.update
 
     def cast(key_states: Tensor, value_states: Tensor, layer_idx: int, kwargs: dict[str, Any]) -> tuple[Tensor, Tensor]:
@@ -270,7 +270,7 @@ def _cast_around(cache: Any, dtype: torch.dtype) -> None:
 
 @contextlib.contextmanager
 def _autocast_in_threads(lm: Any, policy: "Policy") -> Iterator[None]:
-    """Mixed precision belongs to a thread; the passes run in one of transformers'."""
+    """Enter autocast in every forward pass: it is a setting of the thread, and transformers runs another one."""
     if policy.autocast is None:
         yield
         return

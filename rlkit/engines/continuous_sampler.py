@@ -1,7 +1,7 @@
 """rlkit's choice of tokens inside transformers' continuous batching, as one of its logits processors.
 
-The processor sees the logits of the sequences that get a token in this pass, whichever they are. It chooses with the
-noise of (seed, group, completion, position), notes the policy's log-probability, and leaves only the chosen token.
+The processor gets the logits of the sequences that receive a token in this pass. It chooses with the noise of (seed,
+group, completion, position), records the policy's log-probability, and leaves only the chosen token.
 """
 
 from collections.abc import Sequence
@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from rlkit.engine import Completion, EngineError, FinishReason
-from rlkit.engines.token_noise import uniform_noise
-from rlkit.engines.token_sampler import Chooser
+from rlkit.engines.token_sampler import Chooser, uniform_noise
 from rlkit.types import SamplingParams
 
 if TYPE_CHECKING:
@@ -20,11 +19,11 @@ if TYPE_CHECKING:
 
 
 class Choice:
-    """The completions of one `generate`, as they grow.
+    """The growing completions of one `generate`.
 
     Attributes:
         prompts: one for each completion.
-        ending_ids: the ids that transformers ends a sequence on.
+        ending_ids: the ids at which transformers ends a sequence.
     """
 
     def __init__(
@@ -60,7 +59,7 @@ class Choice:
         return chosen
 
     def _by_step(self, rows: list[int]) -> dict[int, list[int]]:
-        """Places of `rows` by the number of tokens so far, where that matters to the choice; else all at 0."""
+        """Places of `rows` by the number of tokens so far if the choice depends on it; else all under 0."""
         result: dict[int, list[int]] = {}
         for place, row in enumerate(rows):
             result.setdefault(len(self._tokens[row]) if self._chooser.looks_back else 0, []).append(place)
@@ -86,11 +85,11 @@ class Choice:
         self._stopped.add(row)
 
     def check(self, row: int, tokens: list[int]) -> None:
-        """Raise `EngineError` unless transformers took the tokens that were chosen."""
+        """Raise `EngineError` unless transformers used the chosen tokens."""
         if tokens[: len(self._tokens[row])] != self._tokens[row]:
             raise EngineError(
-                f"continuous-batching: transformers returned other tokens for completion {row} than rlkit chose. It is "
-                "another version than 5.19? Please report it, and leave the engine out."
+                f"continuous-batching: transformers returned other tokens for completion {row} than rlkit chose. Only "
+                "transformers 5.19 is tested. Please report it, and leave the engine out."
             )
 
     def completions(self) -> list[Completion]:
@@ -125,7 +124,7 @@ def choosing_processor(choice: Choice) -> Any:
             return torch.tensor(self.rows, dtype=torch.int32)
 
         def __call__(self, scores: Any, tensor_arg: Tensor) -> Any:
-            rows = self.rows  # the first of the scores; behind them come sequences whose prompt is not through yet
+            rows = self.rows  # of the first scores; the rest belong to unfinished prefills
             if len(rows) > len(scores):
                 raise EngineError(f"continuous-batching: {len(scores)} rows of logits for {len(rows)} sequences.")
             going = [place for place, row in enumerate(rows) if not choice.has_stopped(row)]

@@ -1,7 +1,6 @@
-"""The decode loop: one forward pass a token on transformers' public cache API.
+"""The decode loop: one forward pass for each token on transformers' public cache API.
 
-Each prompt is prefilled once, its cache is repeated for its completions, finished rows leave the batch, and the
-log-probabilities of the sampled tokens fall out of the loop for free.
+Each prompt is prefilled once, its cache is repeated for its completions, and finished rows leave the batch.
 """
 
 import inspect
@@ -20,13 +19,13 @@ if TYPE_CHECKING:
     from rlkit.policy import Policy
 
 COMPACT_WHEN_FINISHED = 1 / 8
-"""Share of finished rows at which the batch is compacted: copying the cache for every single row would cost more."""
+"""Share of finished rows at which the batch is compacted; compacting copies the cache."""
 
 
 def decode(
     policy: "Policy", prompts: Sequence[Sequence[int]], num_generations: int, params: SamplingParams, noise: Tensor
 ) -> list[list[Completion]]:
-    """Completions of P prompts, G each, picked by (P*G, max length) uniform noise."""
+    """G completions for each of P prompts, chosen by (P*G, max length) uniform noise."""
     from transformers import DynamicCache
 
     lm = causal_lm_of(policy.model)

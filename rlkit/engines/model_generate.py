@@ -1,8 +1,8 @@
 """Sampling by the model's own `generate`, for models whose cache cannot be repeated for several completions.
 
-Recurrent and hybrid models keep states, not a list of past keys. Prompts are taken one length at a time, because some
-of them (RWKV) ignore the attention mask and would read padding as text; and one row at a time where decoding in batches
-gives other numbers than alone (RWKV in transformers 5.19).
+Recurrent and hybrid models keep states, not past keys. Prompts are grouped by length, because some models (RWKV) ignore
+the attention mask and would read padding as text; and sampled one row at a time if a batch gives other numbers than a
+single row (RWKV in transformers 5.19).
 """
 
 from collections.abc import Sequence
@@ -14,8 +14,7 @@ from torch import Tensor
 from rlkit.causal_lm import causal_lm_of
 from rlkit.engine import Completion, FinishReason
 from rlkit.engines.assembly import cut_at_end, pad_completions
-from rlkit.engines.token_noise import uniform_noise
-from rlkit.engines.token_sampler import Chooser, left_pad
+from rlkit.engines.token_sampler import Chooser, left_pad, uniform_noise
 from rlkit.token_scorer import score_rollout
 from rlkit.types import Rollout, SamplingParams
 
@@ -33,7 +32,7 @@ def sample_by_length(
     *,
     batches: bool,
 ) -> list[list[Completion]]:
-    """Prompts of one length at a time: a recurrent model that ignores the attention mask would read padding as text."""
+    """Completions by `generate`, for prompts of one length at a time; without `batches`, for one row at a time."""
     result: dict[int, list[Completion]] = {}
     for length in sorted({len(prompt) for prompt in prompts}):
         places = [place for place, prompt in enumerate(prompts) if len(prompt) == length]
@@ -54,7 +53,7 @@ def sample_by_length(
 
 
 def can_generate_batches(lm: Any) -> bool:
-    """True if a decoding step of two rows gives what each row gives alone (RWKV in transformers 5 mixes them up)."""
+    """True if a decoding step of two rows equals that of single rows (RWKV in transformers 5.19 mixes the rows)."""
     from transformers import GenerationConfig
 
     ids = torch.tensor([[0, 1, 2], [2, 1, 0]], device=next(lm.parameters()).device)
@@ -80,13 +79,13 @@ def _sample_by_generate(
     params: SamplingParams,
     seed: int,
 ) -> list[list[Completion]]:
-    """The model's own `generate`, every sampling setting spelled out; log-probabilities come from a second pass."""
+    """Call `generate` with every sampling setting explicit; a second pass computes the log-probabilities."""
     from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
 
     if params.regex is not None:
         raise ValueError(
             f"sample: regex is not there for {type(causal_lm_of(policy.model)).__name__}, which rlkit samples with the "
-            "model's own generate(). Draw with vLLM, or let the reward function judge the form."
+            "model's own generate(). Sample with vLLM, or let the reward function check the format."
         )
     num_generations = len(generations)
     model: Any = causal_lm_of(policy.model)  # adapters live inside; a wrapper's generate() would change its settings
@@ -107,9 +106,7 @@ def _sample_by_generate(
         bos_token_id=policy.tokenizer.bos_token_id,
     )
     own_config = model.generation_config
-    model.generation_config = (
-        settings  # generate() fills unset fields from here: nothing of the checkpoint's may leak in
-    )
+    model.generation_config = settings  # else generate() fills unset fields from the checkpoint's
     devices = [policy.device] if policy.device.type == "cuda" else []
     try:
         with torch.random.fork_rng(devices=devices):
@@ -119,7 +116,7 @@ def _sample_by_generate(
                 attention_mask=mask,
                 generation_config=settings,
                 logits_processor=LogitsProcessorList([_refuse_nan, chooser.rule_out_unused]),
-                # Only the completion is looked at: a prompt may end with the first half of a stop string.
+                # The completion only: a prompt may end with the first half of a stop string.
                 stopping_criteria=StoppingCriteriaList(
                     [lambda tokens, scores: chooser.hits_stop_string(tokens[:, ids.shape[1] :])]
                 ),
@@ -130,7 +127,7 @@ def _sample_by_generate(
     for row in sequences[:, ids.shape[1] :]:
         kept, ended = cut_at_end(row.tolist(), policy.eos_ids)  # padding follows
         reason: FinishReason = "eos" if ended else "length"
-        # A stop string may come first; at the same token the end of sequence is the reason.
+        # A stop string may come before the end of sequence; at the same token the latter is the reason.
         for end in range(1, len(kept) + 1 - ended) if chooser.stop is not None else ():
             if bool(chooser.hits_stop_string(row[None, :end])[0]):
                 kept, reason = kept[:end], "stop"
@@ -146,7 +143,7 @@ def _refuse_nan(tokens: Tensor, scores: Tensor) -> Tensor:
     if bool(scores.isnan().any()):
         raise FloatingPointError(
             "sample: the policy's weights or logits are not finite. Load the policy again, or resume from a "
-            "checkpoint. loss_step raises where an update makes weights so; what else has changed them?"
+            "checkpoint. loss_step raises if an update makes weights not finite, so something else changed them."
         )
     return scores
 

@@ -1,6 +1,6 @@
-"""Completions that match a regular expression: which tokens may come next, by xgrammar, which vLLM brings along.
+"""Restricts completions to a regular expression, by the token masks of xgrammar, a dependency of vLLM.
 
-Left out: JSON schemas and grammars. A regular expression can say most of what a reward function parses.
+Left out: JSON schemas and grammars; a regular expression describes most formats that a reward function parses.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -13,18 +13,18 @@ if TYPE_CHECKING:
 
 
 class RegexMask:
-    """Rules out the tokens with which no completion of a row could match any more.
+    """Excludes the tokens after which a completion could no longer match.
 
     Args:
         policy: for its tokenizer and end tokens.
-        regex: the whole completion, without its end token, matches it.
+        regex: matched by the whole completion without its end token.
         rows: number of completions.
 
     Raises:
         ImportError: xgrammar is not installed.
-        ValueError: not a regular expression that xgrammar knows.
+        ValueError: xgrammar does not support the expression.
 
-    Called, it raises `ValueError` where a completion cannot go on: no token of the tokenizer matches, nor an end.
+    A call raises `ValueError` if a completion has no possible next token and cannot end.
     """
 
     def __init__(self, policy: "Policy", regex: str, rows: int) -> None:
@@ -33,7 +33,7 @@ class RegexMask:
         except ImportError as error:
             raise ImportError(
                 "sample: regex needs xgrammar, which is not installed: pip install 'rlkit-llm[regex]'. Or draw with "
-                "vLLM, which brings it along."
+                "vLLM, which installs it."
             ) from error
         info = xgrammar.TokenizerInfo.from_huggingface(
             policy.tokenizer, vocab_size=policy.vocab_size, stop_token_ids=list(policy.eos_ids)
@@ -48,13 +48,13 @@ class RegexMask:
         self._regex = regex
 
     def __call__(self, scores: Tensor, so_far: Tensor, rows: Tensor) -> Tensor:
-        """(B,V) scores with -inf for the tokens that cannot follow; `rows` says whose completion each is."""
+        """(B,V) scores with -inf for excluded tokens; `rows` is the completion of each row."""
         scores = scores.clone()
         last = so_far[:, -1].tolist() if so_far.shape[1] else None
         for place, row in enumerate(rows.tolist()):
             matcher = self._matchers[row]
             if last is not None and not matcher.is_terminated():
-                matcher.accept_token(last[place])  # False for what follows the end of a row that is done
+                matcher.accept_token(last[place])  # returns False after the end of a finished row
             if matcher.is_terminated():
                 continue
             matcher.fill_next_token_bitmask(self._blank)

@@ -1,10 +1,9 @@
-"""The text of single tokens, as a person wants to see it: special tokens visible, spaces where they are, halves of a
-character as bytes.
+"""The readable text of single tokens: special tokens visible, spaces kept, partial characters as bytes.
 
-A tokenizer's own forms do not serve: its vocabulary writes a space as Ġ or ▁, and decoding a token by itself drops a
-leading space (sentencepiece) or gives U+FFFD for a part of a character. Each token of a vocabulary is looked at once.
+A tokenizer's vocabulary writes a space as Ġ or ▁, and decoding a single token drops a leading space (sentencepiece) or
+gives U+FFFD for a partial character. Each token's text is computed once for a tokenizer.
 
-Left out: the text of a character that several tokens make up together; the completion's own text has it.
+Left out: characters that consist of several tokens; the completion's text has them.
 """
 
 import re
@@ -22,12 +21,7 @@ BYTE = re.compile("<0x[0-9A-F]{2}>")  # how sentencepiece writes a byte
 
 
 def pieces_of(tokenizer: Any, token_ids: Int[Tensor, " n"]) -> dict[int, str]:
-    """The text of each token id that occurs.
-
-    Args:
-        tokenizer: of transformers.
-        token_ids: (n,) ids, in any order, repeated or not.
-    """
+    """The text of each distinct token id."""
     known = _known.setdefault(tokenizer, {})
     found = {}
     for token in torch.unique(token_ids).tolist():
@@ -41,7 +35,7 @@ def _piece(tokenizer: Any, token: int) -> str:
     raw = tokenizer.convert_ids_to_tokens(token)
     if raw is None:  # an id beyond the vocabulary: models have more rows than tokenizers have tokens
         return f"<{token}>"
-    if isinstance(raw, bytes):  # tokenizers of tiktoken's kind
+    if isinstance(raw, bytes):  # tiktoken tokenizers
         return _visible(raw)
     if token in tokenizer.all_special_ids:
         return raw
@@ -55,20 +49,20 @@ def _piece(tokenizer: Any, token: int) -> str:
 
 
 def _visible(data: bytes) -> str:
-    """Bytes as text; those that are no text by themselves as numbers."""
+    """Bytes as text; invalid UTF-8 as <0x..>."""
     text = data.decode("utf-8", "surrogateescape")
     return "".join(f"<0x{ord(letter) - 0xDC00:02X}>" if "\udc80" <= letter <= "\udcff" else letter for letter in text)
 
 
 def _bytes_of(raw: str) -> bytes | None:
-    """The bytes that a token of a byte-level vocabulary stands for; None if it is not of that kind."""
+    """The bytes of a token of a byte-level vocabulary; None for other vocabularies."""
     alphabet = _byte_alphabet()
     return bytes(alphabet[letter] for letter in raw) if all(letter in alphabet for letter in raw) else None
 
 
 @lru_cache(maxsize=1)
 def _byte_alphabet() -> dict[str, int]:
-    """GPT-2's letters for bytes: printable ones stand for themselves, the others are numbered from 256."""
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(256 + place): byte for place, byte in enumerate(others)}
+    """GPT-2's letters for bytes."""
+    from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+    return {letter: byte for byte, letter in bytes_to_unicode().items()}

@@ -1,8 +1,7 @@
 """The default engine: the policy's own model, in this process, on transformers' public cache API.
 
-Each prompt is prefilled once for all its completions, finished rows leave the batch, and the log-probabilities of the
-sampled tokens fall out of the loop for free. A model whose cache cannot be expanded (recurrent states) is sampled by
-its own `generate`, which is slower; the engine says so once.
+It samples with `decode`. A model whose cache cannot be repeated for the completions of a prompt (recurrent states) is
+sampled by its own `generate`, which is slower; the engine warns once.
 """
 
 import inspect
@@ -16,7 +15,7 @@ from rlkit.causal_lm import causal_lm_of
 from rlkit.engine import Completion, PolicyModelEngine
 from rlkit.engines.decode_loop import decode
 from rlkit.engines.model_generate import can_generate_batches, sample_by_length
-from rlkit.engines.token_noise import uniform_noise
+from rlkit.engines.token_sampler import uniform_noise
 from rlkit.types import SamplingParams
 
 if TYPE_CHECKING:
@@ -30,7 +29,7 @@ class TransformersEngine(PolicyModelEngine):
 
     Args:
         policy: the policy to sample from.
-        max_rows: most completions decoded side by side; None takes the whole batch. Bounds the size of the cache.
+        max_rows: most completions decoded at a time, which bounds the cache; None takes the whole batch.
     """
 
     name = "transformers"
@@ -98,7 +97,7 @@ class TransformersEngine(PolicyModelEngine):
 
 
 def _can_expand_cache(model: Any) -> bool:
-    """True if the model keeps its past in attention caches that can be repeated and selected by row."""
+    """True if the model uses attention caches whose rows can be repeated and selected."""
     from transformers import DynamicCache
     from transformers.cache_utils import CacheLayerMixin, DynamicLayer
 

@@ -1,13 +1,13 @@
-"""The policy's weights as an engine with a copy of its own wants them: names of the plain checkpoint, whole tensors.
+"""The policy's weights for an engine that holds a copy: whole tensors under the names of the plain checkpoint.
 
-Three things a stream of `named_parameters()` gets wrong, each of which leaves an engine silently stale or wrong:
+A stream of `named_parameters()` would leave an engine silently stale or wrong in three ways:
 
-- a tied head is one parameter with two names; engines that pack the head need both (notes on vLLM, trap 1);
-- an adapter is not in the checkpoint: each adapted layer is merged on a *copy*, one layer at a time, so that the
-  model's own weights stay bit for bit what they were, and `modules_to_save` are taken (known_faults B57);
-- sharded weights are gathered first, on every process, for as long as the stream is read.
+- a tied head is one parameter with two names, and an engine that packs the head separately needs both;
+- an adapter is not in the checkpoint: each adapted layer is merged on a *copy*, one layer at a time, so the model's own
+  weights do not change by a bit, and `modules_to_save` replace what they wrap;
+- sharded weights are gathered on every process while the stream is read.
 
-Left out: merging into quantised weights, which would round them at every step. There the adapter alone is handed over
+Left out: merging into quantised weights, which would round them at every step; the adapter alone is transferred then
 (`save_adapter`).
 """
 
@@ -32,10 +32,10 @@ Manifest = dict[str, tuple[tuple[int, ...], torch.dtype]]
 
 
 def named_weights(policy: "Policy") -> Generator[tuple[str, Tensor], None, None]:
-    """The policy's weights with the names of its plain Hugging Face checkpoint, a tied head included.
+    """Stream the policy's weights under the names of its plain Hugging Face checkpoint, a tied head under both.
 
-    Every process must read it (sharded weights are whole only while it is read), to the end or until `close()`. The
-    tensors are the model's own or a merged copy: read them, do not keep or change them.
+    Every process must read it (sharded weights are whole only meanwhile), to the end or until `close()`. The tensors
+    are the model's own or a merged copy: neither keep nor change them.
 
     Raises:
         ValueError: an adapter on quantised weights, or one that unties what the checkpoint ties.
@@ -51,13 +51,13 @@ def named_weights(policy: "Policy") -> Generator[tuple[str, Tensor], None, None]
 
 
 def manifest(policy: "Policy") -> Manifest:
-    """Name, shape and dtype of everything that `named_weights` gives. Every process must call it."""
+    """Name, shape and dtype of each tensor of `named_weights`. Every process must call it."""
     with contextlib.closing(named_weights(policy)) as weights:
         return {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in weights}
 
 
 def plain_manifest(lm: Any) -> Manifest:
-    """The same of a transformers model without adapters, which may be empty (on the meta device)."""
+    """The manifest of a transformers model without adapters, which may be on the meta device."""
     tensors = dict(_own(lm))
     if converts_names(lm):
         from transformers.core_model_loading import revert_weight_conversion
@@ -69,14 +69,14 @@ def plain_manifest(lm: Any) -> Manifest:
 def finite(
     weights: Iterable[tuple[str, Tensor]], where: str, dtype: torch.dtype | None = None
 ) -> Iterator[tuple[str, Tensor]]:
-    """The same stream, each tensor checked as it passes. Read it to the end before anything is sent.
+    """Pass a stream on, checking that each tensor is finite. Read it to the end before anything is sent.
 
-    NaN that an engine has drawn with stay in its cache of keys and values when the weights are right again, so they
-    must not get there. The check reads each tensor once: 5 ms for 128 MB on one core, less than copying them.
+    NaN would stay in an engine's KV cache after the weights are correct again. The check reads each tensor once: 5 ms
+    for 128 MB on one core, less than a copy.
 
     Args:
         weights: names and tensors.
-        where: who asks, for the message.
+        where: the caller, for the message.
         dtype: of the engine's weights, whose largest number is the limit; None takes each tensor's own.
 
     Raises:
@@ -104,12 +104,12 @@ def finite(
 
 
 def check_manifest(ours: Mapping[str, Any], theirs: Mapping[str, Any], where: str) -> None:
-    """Compare names and shapes of two manifests before an engine is touched; dtypes may differ (bf16 into fp32).
+    """Compare names and shapes of two manifests before an engine is changed; dtypes may differ (bf16 into fp32).
 
     Args:
         ours: manifest of the policy.
-        theirs: that of the engine's checkpoint.
-        where: who asks, for the message.
+        theirs: manifest of the engine.
+        where: the caller, for the message.
 
     Raises:
         ValueError: names that only one has, or shapes that differ.
@@ -142,17 +142,16 @@ def check_manifest(ours: Mapping[str, Any], theirs: Mapping[str, Any], where: st
 
 
 def weights_mark(policy: "Policy") -> int:
-    """A number that changes with the weights: also by an optimizer of the user's own, `load_state_dict`, or by hand.
+    """A hash that changes with the weights: by a step, by another optimizer, by `load_state_dict`, or by hand.
 
-    It reads torch's counter of changes in place of each parameter, one element of each, which shows what is written
-    past the counter (`parameter.data`), and which adapters are active, at what scale; so it costs next to nothing. Left
-    out: single elements written through `.data`; and packed bytes and what DeepSpeed has taken apart, of which only the
-    counter is read.
+    It reads each parameter's version counter; one element of each, which changes with writes that bypass the counter
+    (`parameter.data`); and the active adapters with their scale. Left out: single elements written through `.data`; of
+    packed bytes and of DeepSpeed's shards only the counter is read.
     """
     adapted = hasattr(policy.model, "peft_config")
     parts: list[Any] = [policy.model.active_adapters if adapted else None]
     middles: dict[Any, list[Tensor]] = {}
-    buffers: list[Tensor] = []  # those of a checkpoint; others may change in every forward pass
+    buffers: list[Tensor] = []  # persistent ones; others may change in every forward pass
     for module in policy.model.modules():
         saved = module._buffers.keys() - module._non_persistent_buffers_set
         buffers += [buffer for name, buffer in module._buffers.items() if buffer is not None and name in saved]
@@ -170,14 +169,19 @@ def weights_mark(policy: "Policy") -> int:
     return hash(repr(parts))
 
 
+def whole_copy(tensor: Tensor) -> Tensor:
+    """A contiguous copy on the CPU: safetensors writes neither strides nor two names for one memory."""
+    return torch.clone(tensor.detach().to("cpu"), memory_format=torch.contiguous_format)
+
+
 def is_tied(policy: "Policy") -> bool:
-    """True if the head and the embedding of tokens are one parameter."""
+    """True if the head and the token embedding are one parameter."""
     lm = causal_lm_of(policy.model)
     return bool(lm.config.get_text_config().tie_word_embeddings)
 
 
 def is_quantised(model: nn.Module) -> bool:
-    """True if some weights are packed integers, which cannot be merged with an adapter or handed over as they are."""
+    """True if some weights are packed integers, which can neither be merged with an adapter nor transferred."""
     lm = causal_lm_of(model)
     return bool(getattr(lm, "is_quantized", False)) or any(
         not (parameter.is_floating_point() or parameter.is_complex()) for parameter in lm.parameters()
@@ -185,7 +189,7 @@ def is_quantised(model: nn.Module) -> bool:
 
 
 def converts_names(lm: Any) -> bool:
-    """True if transformers keeps this model in other tensors than its checkpoint has (fused experts of a mixture)."""
+    """True if the model's tensors differ from its checkpoint's (transformers fuses the experts of a mixture)."""
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import WeightConverter
 
@@ -196,14 +200,14 @@ def converts_names(lm: Any) -> bool:
 
 
 def _as_in_memory(policy: "Policy") -> Iterator[tuple[str, Tensor]]:
-    """Parameters and persistent buffers, adapters merged, under the names that they have in the model itself."""
+    """Parameters and persistent buffers, adapters merged, under the names of the model."""
     model = policy.model
     lm = causal_lm_of(model)
     adapted = hasattr(model, "peft_config")
     if is_quantised(model):
         raise ValueError(
-            f"named_weights: {policy.name!r} has quantised weights, which cannot be handed over whole: merging would "
-            "round them at every step. Hand over the adapter alone: an engine with lora='adapter'."
+            f"named_weights: {policy.name!r} has quantised weights, which cannot be transferred whole: merging would "
+            "round them at every step. Transfer the adapter alone: an engine with lora='adapter'."
         )
     head, embedding = lm.get_output_embeddings(), lm.get_input_embeddings()
     seen: dict[str, Tensor] = {}
@@ -217,7 +221,7 @@ def _as_in_memory(policy: "Policy") -> Iterator[tuple[str, Tensor]]:
 
 
 def _own(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Parameters, every name of a shared one, and the buffers that belong to a checkpoint."""
+    """Parameters, shared ones under every name, and persistent buffers."""
     for name, parameter in module.named_parameters(remove_duplicate=False):
         yield name, parameter.detach()
     for prefix, part in module.named_modules(remove_duplicate=False):
@@ -227,7 +231,7 @@ def _own(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def _walk(module: nn.Module, prefix: str) -> Iterator[tuple[str, Tensor]]:
-    """The tensors of a model with adapters inside, as if there were none: each adapted layer merged on a copy."""
+    """The tensors of a model with each adapted layer merged on a copy, named as without adapters."""
     from peft.tuners.tuners_utils import BaseTunerLayer
     from peft.utils.other import AuxiliaryTrainingWrapper, ModulesToSaveWrapper
 
@@ -254,7 +258,7 @@ def _walk(module: nn.Module, prefix: str) -> Iterator[tuple[str, Tensor]]:
 
 
 def _merged_copy(layer: Any) -> nn.Module:
-    """The plain layer with its active adapters merged in; the layer itself is not touched."""
+    """The base layer with the active adapters merged in, on a copy."""
     if layer.disable_adapters or layer.merged:
         return layer.get_base_layer()
     with torch.no_grad():
@@ -279,11 +283,7 @@ def _join(prefix: str, name: str) -> str:
 
 
 def check_plain_lora(policy: "Policy", where: str) -> None:
-    """The adapter is one that vLLM takes from a file.
-
-    Raises:
-        ValueError: it is not plain LoRA, or trains whole modules besides.
-    """
+    """Raise `ValueError` unless vLLM can load the adapter from a file: plain LoRA without `modules_to_save`."""
     config = policy.model.peft_config[policy.model.active_adapter]
     whole = sorted(getattr(config, "modules_to_save", None) or [])
     kind = "DoRA" if getattr(config, "use_dora", False) else config.peft_type.value
@@ -296,26 +296,19 @@ def check_plain_lora(policy: "Policy", where: str) -> None:
 
 
 def save_adapter(policy: "Policy", folder: str | os.PathLike[str], dtype: torch.dtype | None = None) -> Path:
-    """Write the active adapter alone, as peft and vLLM's LoRARequest read it. Every process calls it; rank 0 writes.
+    """Write the active adapter in peft's format and return the folder of `adapter_config.json`.
 
-    Args:
-        policy: whose adapter it is.
-        folder: where to.
-        dtype: of the engine's weights, see `finite`.
-
-    Returns:
-        The folder that holds `adapter_config.json`.
+    Every process calls it; rank 0 writes. `dtype` is that of the engine's weights, see `finite`.
 
     Raises:
         TypeError: the policy has no adapter.
-        ValueError: the adapter also trains whole modules, which an adapter file cannot bring to an engine; or it is not
-            finite, then nothing was written.
+        ValueError: not plain LoRA (`check_plain_lora`), or not finite; nothing was written.
     """
     from rlkit.distributed import collectives
 
     model = policy.model
     if not hasattr(model, "peft_config"):
-        raise TypeError(f"save_adapter: {policy.name!r} has no adapter; its whole weights are handed over instead.")
+        raise TypeError(f"save_adapter: {policy.name!r} has no adapter; its whole weights are transferred instead.")
     from peft import get_peft_model_state_dict
 
     check_plain_lora(policy, "save_adapter")

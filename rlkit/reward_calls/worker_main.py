@@ -6,27 +6,20 @@ lives in a notebook); what it answers are tuples that begin with a word.
 """
 
 import asyncio
-import ctypes
 import importlib.util
 import inspect
 import os
 import pickle
-import signal
+import runpy
 import sys
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
-SET_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of linux/prctl.h
-
-
-def die_with(parent: int) -> None:
-    """End with the parent, however it ends and whatever runs here. Linux only; elsewhere the closed socket tells."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(SET_DEATH_SIGNAL, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)
+# As a file: `import rlkit` would import torch. Where there is no such signal, the closed socket ends this process.
+die_with_parent = runpy.run_path(str(Path(__file__).parents[1] / "support" / "processes.py"))["die_with_parent"]
 
 
 def keep_streams(fd: int) -> Connection:
@@ -129,5 +122,5 @@ def serve(connection: Connection) -> None:
 
 
 if __name__ == "__main__":
-    die_with(int(sys.argv[2]))
+    die_with_parent(int(sys.argv[2]))
     serve(keep_streams(int(sys.argv[1])))

@@ -1,11 +1,8 @@
-"""How a policy's weights lie on several processes: whole on each (DDP) or in shards (FSDP2, and ZeRO-3 in zero3.py).
+"""From the losses of micro-batches to one optimizer step, on one process, under DDP and FSDP2 (ZeRO-3: zero3.py).
 
-Both stand around `TokenScorer`, through whose `forward` every log-probability with a gradient goes. Sampling and
-log-probabilities without gradient need no gradient exchange: DDP is passed by, and FSDP2's shards are gathered once for
-the whole call, so that processes may take different numbers of passes (completions end at different lengths).
-
-Measured traps behind the lines below (the shared study on export): FSDP2 does not broadcast the weights of rank 0; its
-first forward decides which module is the root; `generate` on a sharded PEFT wrapper fails.
+DDP and FSDP2 wrap `TokenScorer`, through whose `forward` every log-probability with a gradient goes. Passes without
+gradient bypass DDP, and gather FSDP2's shards once for the whole call, so that processes may take different numbers of
+passes (completions end at different lengths).
 """
 
 import contextlib
@@ -24,19 +21,19 @@ if TYPE_CHECKING:
 
 @runtime_checkable
 class Updater(Protocol):
-    """What `loss_step` asks of a strategy: from the losses of the micro-batches to one optimizer step."""
+    """What `loss_step` needs of a strategy."""
 
     def zero_grad(self) -> None:
         """Drop the gradient."""
 
     def micro_batch(self, *, last: bool) -> contextlib.AbstractContextManager[None]:
-        """Around the forward and backward pass of a micro-batch; after the last one gradients are exchanged."""
+        """Around the forward and backward pass of a micro-batch; gradients are exchanged in the last one."""
 
     def backward(self, loss: torch.Tensor) -> None:
         """Add the gradient of a loss; the processes' gradients are averaged."""
 
     def clip(self, max_norm: float) -> float:
-        """Total norm of the gradient, which is clipped to `max_norm`."""
+        """Clip the gradient to `max_norm` and return its total norm before."""
 
     def step(self) -> None:
         """Take the optimizer step."""
@@ -46,13 +43,13 @@ class Updater(Protocol):
 
 
 class TorchUpdater:
-    """Of one process, DDP and FSDP2: the gradients lie in the parameters that the optimizer has."""
+    """Updater for single-process, DDP and FSDP2 training."""
 
     def __init__(self, policy: "Policy", optimizer: torch.optim.Optimizer) -> None:
         self.policy, self.optimizer = policy, optimizer
 
     def zero_grad(self) -> None:
-        """No gradient is left in any parameter, also not in those that the optimizer does not train."""
+        """Drop the gradient of every parameter, also of those that the optimizer does not train."""
         for parameter in self.policy.model.parameters():
             parameter.grad = None
 
@@ -65,7 +62,7 @@ class TorchUpdater:
         loss.backward()
 
     def clip(self, max_norm: float) -> float:
-        """Total norm of the gradient of what the optimizer trains, before clipping; clips in place."""
+        """Clip the gradient of what the optimizer trains, and return its total norm before."""
         trained = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
         norm = torch.nn.utils.clip_grad_norm_(trained, max_norm)
         # Sharded gradients give a sharded norm, whose local value would depend on the number of processes.
@@ -83,7 +80,7 @@ class TorchUpdater:
 
 
 def updater_of(policy: "Policy", optimizer: torch.optim.Optimizer) -> Updater:
-    """How this policy is updated, as it was prepared."""
+    """The updater of the policy's strategy."""
     return policy.local_scorer.zero3 or TorchUpdater(policy, optimizer)
 
 
@@ -101,13 +98,13 @@ def gradient_sync(scorer: Any, *, last: bool) -> Iterator[None]:
 
 
 def verify_gradients(parameters: list[nn.Parameter], gather: Any) -> None:
-    """Compare a checksum of the gradient over the processes, for whole weights.
+    """Compare a checksum of the gradient over the processes, for weights that are not sharded.
 
     Raises:
-        RuntimeError: gradients differ, so some forward pass did not go through the prepared policy.
+        RuntimeError: gradients differ, so some forward pass bypassed the prepared policy.
     """
     if any(hasattr(parameter, "full_tensor") for parameter in parameters):
-        return  # sharded: each process holds another part, and a bypassing forward fails by itself
+        return  # sharded: the parts differ, and a bypassing forward fails by itself
     grads = [parameter.grad for parameter in parameters if parameter.grad is not None]
     mine = (len(grads), float(sum(grad.double().abs().sum() for grad in grads)))
     everyone = gather(mine)

@@ -34,7 +34,7 @@ def wrap_fsdp2(policy: "Policy") -> None:
     from torch.distributed.fsdp import fully_shard
     from transformers.modeling_layers import GradientCheckpointingLayer
 
-    broadcast_weights(policy.model)
+    broadcast_weights(policy.model)  # FSDP2 does not
     mesh = init_device_mesh(policy.device.type, (dist.get_world_size(),))
     lm = causal_lm_of(policy.model)
     layers = [module for module in lm.modules() if isinstance(module, GradientCheckpointingLayer)]
@@ -42,12 +42,12 @@ def wrap_fsdp2(policy: "Policy") -> None:
         fully_shard(layer, mesh=mesh)
     fully_shard(policy.local_scorer, mesh=mesh)
     policy.scorer = policy.local_scorer
-    # By itself FSDP fetches ahead what came before in its record of all forward passes, those without gradient too, of
-    # which processes may take different numbers: the exchanges would no longer fit together.
+    # FSDP's default prefetches by its record of all forward passes, also those without gradient, of which processes may
+    # take different numbers; the collectives would then mismatch.
     modules: list[Any] = [policy.scorer, *layers, policy.scorer]
     for before, module in pairwise(modules):
         module.set_modules_to_backward_prefetch([before])
-    # The first forward decides which module is FSDP's root: let it be the scorer, before anything samples.
+    # The first forward pass decides which module is FSDP's root: it must be the scorer's, before anything samples.
     probe = torch.zeros(1, 2, dtype=torch.int64, device=policy.device)
     row, column = torch.zeros(1, dtype=torch.int64), torch.ones(1, dtype=torch.int64)
     with torch.no_grad(), policy.inference_settings():
@@ -55,4 +55,4 @@ def wrap_fsdp2(policy: "Policy") -> None:
             probe, torch.ones_like(probe).bool(), row.to(probe.device), column.to(probe.device), temperature=1.0
         )
     for module in fsdp_modules(policy.scorer):
-        module.reshard()  # the root stays whole after a forward pass; the optimizer must see its shards
+        module.reshard()  # the root stays whole after a forward pass, and the optimizer needs its shards

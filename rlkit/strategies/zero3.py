@@ -6,14 +6,14 @@
 "fsdp2" does the same with torch alone and is the first choice (docs/scaling.md). Left out: offloading, fp16, parameters
 that are sharded while they load, checkpoints for another number of processes.
 
-DeepSpeed gathers a module's weights by hooks when it runs. What that asks for here:
+DeepSpeed's hooks gather a module's weights when it runs. Therefore:
 
 - Passes without gradient run with the hooks off, on weights gathered once: completions end at different lengths on
-  different processes, and a hook that waits for the others would wait for ever.
+  different processes, and a hook would wait for the others for ever.
 - The head runs once per chunk of tokens, and the number of chunks differs between processes. So it has no hooks, and
   its weights belong to the scorer, whose hook runs once a pass (`register_external_parameter`).
-- Gradients are averaged over the processes and added up over micro-batches, nothing else: the loss of `loss_step` is a
-  share of the mean over the whole update already.
+- Gradients are only averaged over the processes and summed over micro-batches: the loss of `loss_step` is already a
+  share of the mean over the whole update.
 """
 
 import contextlib
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from rlkit.policy import Policy
 
 PERSISTENCE_THRESHOLD = 100_000
-"""Parameters of fewer elements stay whole on every process (biases and norms: not worth an exchange each time)."""
+"""Parameters with fewer elements (biases, norms) stay whole on every process."""
 
 BUCKET = 50_000_000
 """Most elements whose gradients are exchanged at once (200 MB in float32)."""
@@ -91,8 +91,8 @@ def _import_deepspeed(device: torch.device) -> Any:
     for name in ("all_gather_into_tensor", "reduce_scatter_tensor"):  # torch 2.13 renamed them, DeepSpeed calls them
         warnings.filterwarnings("ignore", message=f"`torch.distributed.{name}` is deprecated", category=FutureWarning)
     if device.type == "cpu":
-        # An all-reduce of its own for CPUs, compiled on first use: over a minute, and a compiler that was killed leaves
-        # a lock on which every later run waits for ever. gloo does without.
+        # DeepSpeed's own all-reduce for CPUs is compiled on first use: over a minute, and a killed compiler leaves a
+        # lock on which every later run hangs. Without it gloo is used.
         from deepspeed import ops
 
         ops.__compatible_ops__["deepspeed_shm_comm"] = False
@@ -118,10 +118,10 @@ def _config(model: nn.Module) -> dict[str, Any]:
 
 
 class ZeRO3:
-    """A sharded policy's `Updater`; it also gathers its weights, and saves and loads its checkpoints.
+    """A sharded policy's `Updater`; it also gathers the weights, and saves and loads checkpoints.
 
     Attributes:
-        optimizer: the user's optimizer, which steps the shards; None for a frozen policy.
+        optimizer: the user's optimizer of the shards; None for a frozen policy.
     """
 
     def __init__(self, engine: Any, scorer: TokenScorer) -> None:
@@ -129,7 +129,7 @@ class ZeRO3:
 
         self._engine, self._gather = engine, deepspeed.zero.GatheredParameters
         self.optimizer: torch.optim.Optimizer | None = getattr(engine.optimizer, "optimizer", None)
-        # A policy without an optimizer has the part that gathers in place of the optimizer.
+        # Without an optimizer, engine.optimizer is the parameter offload itself.
         self._shards = getattr(engine.optimizer, "parameter_offload", engine.optimizer)
         handles = [*self._shards.forward_hooks, *self._shards.backward_hooks, self._shards.fwd_pre_hook]
         head = causal_lm_of(scorer.model).get_output_embeddings()
@@ -144,13 +144,13 @@ class ZeRO3:
     def gathered(self, *, write: bool = False) -> Iterator[None]:
         """Inside, every process has the whole weights and forward passes exchange nothing. May be nested.
 
-        With `write`, what the main process has changed in frozen weights stays; of trained weights the optimizer has
-        its own copy.
+        With `write`, the main process's changes of frozen weights are kept; the optimizer has its own copy of trained
+        weights.
         """
         if self._inside:
             yield
             return
-        self._shards.partition_all_parameters()  # also what an error in the middle of a pass has left gathered
+        self._shards.partition_all_parameters()  # also those that an error in a pass left gathered
         with self._hooks.off(), self._gather(self._parameters, modifier_rank=0 if write else None):
             self._inside += 1
             try:
@@ -164,7 +164,7 @@ class ZeRO3:
 
     @contextlib.contextmanager
     def micro_batch(self, *, last: bool) -> Iterator[None]:
-        """Gradients are exchanged at once, since no process has room for all of them."""
+        """Exchange gradients in every micro-batch: no process has room for all of them."""
         self._engine.set_gradient_accumulation_boundary(last)
         yield
 
@@ -173,7 +173,7 @@ class ZeRO3:
         self._engine.backward(loss)
 
     def clip(self, max_norm: float) -> float:
-        """Total norm of the gradient. DeepSpeed clips by it when it steps, with torch's formula."""
+        """Total norm of the gradient, by which DeepSpeed clips when it steps, with torch's formula."""
         from deepspeed.utils import safe_get_local_grad
 
         self._engine.optimizer.clip_grad = max_norm if max_norm < float("inf") else 0.0
@@ -186,7 +186,7 @@ class ZeRO3:
         self._engine.step()
 
     def weights(self) -> dict[str, Tensor]:
-        """This process's shard of each parameter that is trained, by name, as the optimizer has it."""
+        """This process's shard of each trained parameter, by name."""
         from deepspeed.utils import safe_get_local_fp32_param
 
         named = zip(self._names, self._parameters, strict=True)
@@ -200,7 +200,7 @@ class ZeRO3:
         )
 
     def load(self, folder: Path) -> dict[str, Any]:
-        """Read what `save` wrote on the same number of processes; returns `extra`."""
+        """Load a checkpoint of the same number of processes; returns `extra`."""
         path, found = self._engine.load_checkpoint(
             str(folder), tag=TAG, load_module_strict=False, load_lr_scheduler_states=False
         )
@@ -210,12 +210,12 @@ class ZeRO3:
 
 
 class _Hooks:
-    """DeepSpeed's hooks on the modules, which can be off for a while. Those on the modules of `never` are removed."""
+    """DeepSpeed's module hooks, which `off` disables; those of the modules in `never` are removed."""
 
     def __init__(self, handles: Iterable[Any], *, never: Iterable[nn.Module]) -> None:
         without = {id(hooks) for module in never for hooks in (module._forward_hooks, module._forward_pre_hooks)}
         self._places = []
-        for handle in sorted(handles, key=lambda handle: handle.id):  # the order they were registered in
+        for handle in sorted(handles, key=lambda handle: handle.id):  # in the order of registration
             if id(handle.hooks_dict_ref()) in without:
                 handle.remove()
             else:
@@ -233,7 +233,7 @@ class _Hooks:
 
 
 class _Root(nn.Module):
-    """What DeepSpeed wraps: the scorer, under the autocast that its caller had outside the engine, which ends it."""
+    """What DeepSpeed wraps: the scorer, under the caller's autocast, which DeepSpeed's engine would end."""
 
     def __init__(self, scorer: TokenScorer) -> None:
         super().__init__()
@@ -243,13 +243,13 @@ class _Root(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         if self.autocast is None:
             return self.scorer(*args, **kwargs)
-        # Without the cache: it would keep a second copy of every weight until the end of the pass.
+        # The cache would keep a second copy of every weight until the end of the pass.
         with torch.autocast(args[0].device.type, dtype=self.autocast, cache_enabled=False):
             return self.scorer(*args, **kwargs)
 
 
 class _EngineScorer(nn.Module):
-    """The scorer with DeepSpeed's engine around it."""
+    """DeepSpeed's engine as a scorer."""
 
     def __init__(self, engine: Any) -> None:
         super().__init__()

@@ -26,6 +26,7 @@ from types import FrameType
 from typing import Any
 
 from rlkit.run.reader import RunReader
+from rlkit.support.processes import free_port
 from rlkit.support.text import say
 
 KERNEL = TEMPLATE = "rlkit-view"
@@ -64,7 +65,7 @@ def serve(runs: Sequence[str | os.PathLike[str]], *, port: int | None = None, br
     if absent := [name for name in NEEDED if importlib.util.find_spec(name) is None]:
         raise ImportError(f"rlkit view: needs {', '.join(absent)}: pip install 'rlkit-llm[view]'. Or: rlkit report.")
     folders = [str(RunReader(run).path.resolve()) for run in runs]
-    port = port or _free_port()
+    port = port or free_port()
     _check_free(port)
     home = Path(tempfile.mkdtemp(prefix="rlkit-view-"))  # readable by this user only
     token = secrets.token_urlsafe(24)
@@ -160,12 +161,6 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
             break
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGTERM)  # kernels that were left behind
-
-
-def _free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
 
 
 def _check_free(port: int) -> None:

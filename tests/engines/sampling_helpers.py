@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from rlkit.causal_lm import causal_lm_of
-from rlkit.engines.token_noise import uniform_noise
+from rlkit.engines.token_sampler import uniform_noise
 from rlkit.types import PromptBatch
 
 

@@ -309,7 +309,7 @@ def test_recurrent_sampling_ignores_the_checkpoints_defaults_and_leaves_the_rand
     try:
         torch.manual_seed(8)
         before = torch.get_rng_state()
-        assert groups_of(draw_some(recurrent)) == expected  # known_faults B19
+        assert groups_of(draw_some(recurrent)) == expected  # padding changes nothing
         assert torch.equal(torch.get_rng_state(), before)
         assert recurrent.model.generation_config.to_dict() == defaults
     finally:
@@ -357,7 +357,7 @@ def test_lora_is_sampled_and_scored():
 
 
 def test_lora_reference_is_the_starting_adapter():
-    """known_faults B22: KL is 0 at the start, also where the adapter is not; dropout of the adapter included (B23)."""
+    """KL is 0 at the start, also where the adapter is not; dropout of the adapter included."""
     policy = tiny_policy(with_lora(llama(), dropout=0.3))
     policy.model.train()
     rollout = draw_some(policy)

@@ -1,9 +1,12 @@
-"""`sample` hands the weights over, and the probe finds out where they did not arrive: on a copy in this process."""
+"""`sample` transfers the weights, and the probe detects weights that did not arrive: on a copy in this process."""
+
+import dataclasses
+import gc
 
 import pytest
 import torch
 from builders import vllm_policy
-from engines.contract import LOGP_ATOL, EngineContract, draw, step, tokens_of
+from engines.contract import LOGP_ATOL, WeightsContract, draw, step, tokens_of
 from engines.copy_engine import CopyEngine
 
 import rlkit as rl
@@ -25,7 +28,7 @@ def engine():
     return engine
 
 
-class TestCopyEngine(EngineContract):
+class TestCopyEngine(WeightsContract):
     def break_a_transfer(self, subject):
         def fail(stream):
             raise EngineError("half-way")
@@ -218,3 +221,23 @@ def test_prompts_too_long_for_the_engine_are_told_before_the_first_step(engine, 
         rl.PromptLoader(rows, engine.policy, batch_size=1)
     assert len(rl.PromptLoader(rows, engine.policy, batch_size=1, on_long="skip")) == 1
     rl.PromptLoader(rows, vllm_policy(), batch_size=1)  # no engine in use, and the model has room
+
+
+def test_an_engine_does_not_inherit_the_mark_of_a_dead_one():
+    """Marks belong to the object: an id is given again, and a dataclass with fields to compare cannot be hashed."""
+
+    @dataclasses.dataclass
+    class Unhashable(CopyEngine):
+        policy: rl.Policy
+
+        def __post_init__(self):
+            super().__init__(self.policy, probe_every=0)
+
+    policy = vllm_policy()
+    engine = Unhashable(policy)
+    draw(engine)
+    draw(engine)
+    assert engine.syncs == 1 and len(policy.marks) == 1
+    del engine
+    gc.collect()
+    assert len(policy.marks) == 0

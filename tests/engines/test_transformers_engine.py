@@ -87,7 +87,7 @@ def test_tokens_endings_and_log_probabilities_are_the_definition(several_ends, s
     rollout = draw_some(several_ends, num_generations=6, **settings)
     assert rollout.engine == "transformers"
     replay(several_ends, rollout, seed=5)
-    # The policy's own log-probabilities, whatever the sampler cut off (known_faults B51).
+    # The policy's own log-probabilities, whatever the sampler cut off.
     torch.testing.assert_close(rollout.sampler_logp, own_logps(several_ends.model, rollout), **FLOAT32)
     with torch.no_grad():
         scored = several_ends.score_tokens(rollout).logp
@@ -295,7 +295,7 @@ def test_padding_equal_to_the_end_token():
     ended = ~rollout.truncated
     assert ended.any() and (rollout.lengths[ended] < rollout.completion_ids.shape[1]).any()
     last = rollout.completion_ids.gather(1, rollout.lengths[:, None] - 1)[:, 0]
-    assert ((last == EOS) == ended).all()  # the end token itself counts (known_faults B16)
+    assert ((last == EOS) == ended).all()  # the end token itself counts
     assert (rollout.completion_ids[~rollout.completion_mask] == EOS).all()
     assert ((rollout.completion_ids == EOS) & rollout.completion_mask).sum() == ended.sum()
     replay(policy, rollout, seed=5)
@@ -346,7 +346,7 @@ def test_generator_gives_the_seed(several_ends):
 
 @pytest.mark.filterwarnings("ignore::UserWarning:transformers")
 def test_a_checkpoints_sampling_defaults_are_ignored():
-    """known_faults B19."""
+    """Only the explicit settings apply."""
     model = llama(seed=1)
     expected = groups_of(draw_some(tiny_policy(model), num_generations=16))
     defaults = {"top_k": 1, "top_p": 0.33, "temperature": 0.01, "min_p": 0.9, "repetition_penalty": 9.0}
@@ -396,7 +396,7 @@ def test_weights_that_are_not_finite_are_named(where):
 
 
 def test_dropout_is_off_and_each_modules_mode_comes_back():
-    """known_faults B23; functional dropout (attention) included."""
+    """Functional dropout (attention) included."""
     for model in (gpt2_with_dropout(dropout=0.4), llama(attention_dropout=0.4)):
         policy = tiny_policy(model)
         model.train()

@@ -41,7 +41,7 @@ def assert_same_training(alone: Launch, together: Launch, name: str, strategy: s
         assert groups == expected["groups"][step] and len(set(groups)) == len(groups)  # no prompt twice, none lost
         assert found[0]["row_ids"][step] + found[1]["row_ids"][step] == expected["row_ids"][step]
     for rank in found:
-        assert all(calls % G == 0 for calls in rank["reward_calls"])  # B26: a reward function sees whole groups
+        assert all(calls % G == 0 for calls in rank["reward_calls"])  # a reward function sees whole groups
         for line, other in zip(rank["lines"], expected["lines"], strict=True):
             assert_close(line, other, METRICS, f"{name}, step {line['step']}")
         assert_close(rank["parameters"], expected["parameters"], WEIGHTS, name)

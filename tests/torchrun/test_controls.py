@@ -1,4 +1,4 @@
-"""Two processes, one run: commands and signals reach both between the same two steps (B87: and one of them prints)."""
+"""Two processes, one run: commands and signals reach both between the same two steps, and one of them prints."""
 
 import threading
 import time

@@ -30,7 +30,7 @@ def together(request, launcher):
 
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_two_processes_train_as_one(alone, together, name):
-    """Issue 3, point 2; B12, B13 and B26 across ranks; B42: ranks without a group, with fewer micro-batches."""
+    """Several processes equal one, also where ranks have no group, or fewer micro-batches."""
     assert_same_training(alone, together, name, together.folder.name.split("-")[0])
 
 
@@ -104,7 +104,7 @@ def test_evaluate_over_two_processes(alone, together, rows):
 
 @pytest.mark.parametrize("rows", ["seven", "one"])
 def test_vstar_over_two_processes(alone, together, rows):
-    """B37: every rank ends with the same complete table, duplicates counted once, uneven and empty shares."""
+    """Every rank ends with the same complete table, duplicates counted once, uneven and empty shares."""
     expected = alone.check("measure")[0][rows]
     assert len(expected["v_rows"]) == (6 if rows == "seven" else 1)
     for rank in together.check("measure"):
@@ -116,7 +116,7 @@ def test_vstar_over_two_processes(alone, together, rows):
 
 
 def test_dynamic_sampling_leaves_unequal_shares_and_the_same_groups(alone, together):
-    """B42: 3 groups and 1, 2 and none, none and none: no rank waits for another, and one process keeps the same."""
+    """3 groups and 1, 2 and none, none and none: no rank waits for another, and one process keeps the same."""
     (expected,) = alone.check("dynamic")
     first, second = together.check("dynamic")
     for rank in (first, second):

@@ -34,7 +34,7 @@ def normal(launcher):
 
 @pytest.mark.parametrize("name", CAUGHT)
 def test_every_rank_is_told(normal, name):
-    """Issue 3, point 1: settings that differ, wrong strategies, and a forward pass that bypassed the wrapper."""
+    """Settings that differ, wrong strategies, and a forward pass that bypassed the wrapper."""
     kind, message = CAUGHT[name]
     found = normal.json(name)
     assert len(found) == 2
@@ -49,7 +49,7 @@ def test_the_ranks_stay_in_step_after_a_mistake(normal):
 
 @pytest.mark.parametrize(("strategy", "step"), [("fsdp2", "0"), ("ddp", "1")])
 def test_a_reward_that_raises_on_one_rank_ends_both(launcher, normal, strategy, step):
-    """B31: also before anything was logged; rank 0 shows the traceback of rank 1, and nobody waits for a time-out."""
+    """Also before anything was logged; rank 0 shows the traceback of rank 1, and nobody waits for a time-out."""
     found = launcher("faults_worker.py", "reward", step, ranks=2, strategy=strategy)
     assert found.code != 0
     assert len(found.json("raised")) == 1  # on rank 1

@@ -1,4 +1,4 @@
-"""Stopped, killed and taken up again: the run is the one that was never interrupted, bit for bit (B30)."""
+"""Stopped, killed and taken up again: the run is the one that was never interrupted, bit for bit."""
 
 import json
 import os

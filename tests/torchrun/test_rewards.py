@@ -13,7 +13,7 @@ def lines(launch):
 
 
 def test_two_processes_score_as_one(launcher):
-    """B26: a rank within the group is right on every rank, since groups are whole; counts and means are of all rows."""
+    """A rank within the group is right on every rank, since groups are whole; counts and means are of all rows."""
     one, two = (launcher("rewards_worker.py", "share", ranks=ranks) for ranks in (1, 2))
     assert (one.code, two.code) == (0, 0), one.stderr[-3000:] + two.stderr[-3000:]
     (alone,), both = one.check("share"), two.check("share")
@@ -47,7 +47,7 @@ def test_the_rank_within_a_group_is_the_one_counted_by_hand(launcher):
 
 @pytest.mark.parametrize("way", ["process", "async"])
 def test_a_function_that_fails_on_one_rank_ends_both(launcher, way):
-    """B31: from a subprocess and from the event loop too."""
+    """From a subprocess and from the event loop too."""
     found = launcher("rewards_worker.py", "broken", way, ranks=2)
     assert found.code != 0 and "it hangs" not in found.stderr
     assert len(found.json("begun")) == 2 and not list(found.folder.glob("ended*"))

@@ -1,4 +1,4 @@
-"""ZeRO-3 on two ranks against one process: the same batch gives the same weights, samples and metrics (B12, B82).
+"""ZeRO-3 on two ranks against one process: the same batch gives the same weights, samples and metrics.
 
 DeepSpeed is an extra; without it these tests are skipped. On CPUs rlkit leaves DeepSpeed's compiled all-reduce out, so
 nothing is built here.

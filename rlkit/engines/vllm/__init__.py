@@ -1,1 +1,1 @@
-"""vLLM as an engine: in the trainer's process, or as a server of its own."""
+"""vLLM as an engine: in the trainer's process, or as a server."""

@@ -1,10 +1,9 @@
-"""Files that a process leaves behind when it is killed: their names say whose they are; the next process cleans up.
+"""Files that a killed process leaves behind: their names tell the owner, and the next process removes them.
 
     PREFIX + pid namespace + "-" + pid + "-" + random letters
 
-The namespace is in the name because containers share `/dev/shm` (`--ipc=host`) or `/tmp` without sharing process ids: a
-client would take the files of a living one next door for those of a dead one. Left out: systems without /proc, where
-nothing is removed.
+The namespace is in the name because containers share `/dev/shm` (`--ipc=host`) or `/tmp` but not process ids: a client
+would take another container's live files for those of a dead process. Without /proc nothing is removed.
 """
 
 import contextlib
@@ -18,23 +17,23 @@ NAMESPACE = Path("/proc/self/ns/pid")
 
 
 def mine(prefix: str) -> str:
-    """What the names of this process's files begin with."""
+    """Prefix of the names of this process's files."""
     return f"{all_in_namespace(prefix)}{os.getpid()}-"
 
 
 def all_in_namespace(prefix: str) -> str:
-    """What the names begin with that processes of this pid namespace give."""
+    """Prefix of the names of all processes in this pid namespace."""
     return f"{prefix}{os.stat(NAMESPACE).st_ino if NAMESPACE.exists() else 0}-"
 
 
 def scratch_folder(prefix: str) -> "tempfile.TemporaryDirectory[str]":
-    """A folder for this process in the temporary directory; those that killed processes have left there are removed."""
+    """A temporary folder of this process; removes the ones of killed processes."""
     remove_left(Path(tempfile.gettempdir()), prefix)
     return tempfile.TemporaryDirectory(prefix=mine(prefix), ignore_cleanup_errors=True)
 
 
 def remove_left(folder: Path, prefix: str) -> None:
-    """Delete the files and folders with this prefix whose process is gone; other users' stay, with no error."""
+    """Delete the files and folders with this prefix whose process is gone; those of other users stay."""
     start = all_in_namespace(prefix)
     for entry in folder.glob(f"{start}*-*"):
         number = entry.name.removeprefix(start).split("-")[0]
@@ -48,10 +47,10 @@ def remove_left(folder: Path, prefix: str) -> None:
 
 
 def remove_left_by_vllm(folder: Path, ranks: Iterable[int]) -> None:
-    """Delete the memory that an engine which these processes shared has left in /dev/shm when it was killed.
+    """Delete the shared memory of a killed engine of these ranks from /dev/shm.
 
-    vLLM for CPUs names it by the ranks alone under torchrun, so each later engine of as many processes would end with
-    "create shm in SHMManager failed. errno: 17". An engine that lives has the memory and needs its name no more.
+    Under torchrun vLLM for CPUs names it by the ranks alone, so every later engine of the same ranks would fail with
+    "create shm in SHMManager failed. errno: 17". A live engine has it mapped and does not need the name.
     """
     for file in folder.glob(f"-tp:*-[[]{'-'.join(map(str, ranks))}[]]-cpushm_*"):
         with contextlib.suppress(OSError):

@@ -2,14 +2,14 @@
 
     policy.use(rl.VLLMServer(policy, url="http://127.0.0.1:8000"))     # the server: rlkit serve MODEL
 
-A sync is: pause, load, reset the prefix cache, name the weights, resume. The name holds a random word of this engine
-and the policy's version. It is read back before and after completions are drawn, so a server that was started again,
-or that took weights from another client in between, is noticed. Whoever comes next, a restarted notebook too, simply
-syncs again; nothing of the old client is needed.
+A sync is: pause, load, reset the prefix cache, name the weights, resume. The name contains a random word of this engine
+and the policy's version. It is read back before and after generation, which detects a server that was restarted or took
+weights from another client in between. The next client, a restarted notebook too, syncs again; it needs nothing of the
+old one.
 
-Under torchrun every process makes the engine and sends its own prompts; rank 0 alone moves weights, the others wait.
-Left out: weights that go over while completions are still drawn (off-policy by design), and vLLM's `/v1/chat`, whose
-templates would replace the policy's own.
+Under torchrun every process makes the engine and sends its own prompts; rank 0 alone transfers weights.
+Left out: transfers while completions are drawn (off-policy by design), and vLLM's `/v1/chat`, whose templates would
+replace the policy's own.
 """
 
 import logging
@@ -22,13 +22,12 @@ from torch import Tensor
 
 from rlkit.distributed import collectives
 from rlkit.engine import Completion, EngineError
-from rlkit.engines.vllm.client_probe import ServerProbe
 from rlkit.engines.vllm.completions import draw
 from rlkit.engines.vllm.connection import Remote
 from rlkit.engines.vllm.handshake import FRESH, Described, attach, check_fit
+from rlkit.engines.vllm.probe import ProbedServer, ServerProbe
 from rlkit.engines.vllm.sampling_requests import NotFiniteError, truncates_in_vllm, vllm_request
-from rlkit.engines.vllm.transfer_choice import Lora, SyncWay, choose_way, make_handover, uses_adapter
-from rlkit.engines.vllm.weight_transfer import ADAPTER, Handover
+from rlkit.engines.vllm.weight_transfer import ADAPTER, Lora, SyncWay, choose_way, make_handover, uses_adapter
 from rlkit.engines.weights import Manifest, is_quantised, manifest, named_weights
 from rlkit.types import SamplingParams
 
@@ -46,24 +45,24 @@ class VLLMServer:
     Under torchrun every process must make it.
 
     Args:
-        policy: whose completions are drawn.
-        url: address of the server; several with commas between share the prompts, and all get the weights.
-        deadline: seconds in which a server must answer, and the longest time without any progress while it draws.
-        sync: how weights go over. "shm": a file in shared memory, for a server on this machine. "disk": a file in
-            `folder`, which both sides see. "nccl": GPU to GPU. "auto": shm on this machine, else disk if there is a
-            `folder`, else nccl.
+        policy: the policy to sample from.
+        url: address of the server; several, comma-separated, share the prompts, and all get the weights.
+        deadline: seconds within which a server must answer, and the longest time without progress while it generates.
+        sync: how weights are transferred. "shm": a file in shared memory, for a server on this machine. "disk": a file
+            in `folder`, which both sides see. "nccl": GPU to GPU. "auto": disk if there is a `folder`, else shm on this
+            machine, else nccl.
         folder: for "disk".
-        lora: "merge" brings the base weights with the adapter merged in, on a copy. "adapter" brings the adapter alone,
-            to a server with `--lora-rank`. "auto" does the latter for quantised base weights only.
+        lora: "merge" transfers base weights with the adapter merged in, on a copy. "adapter" transfers the adapter
+            alone, to a server with `--lora-rank`. "auto" does the latter for quantised base weights only.
         probe_every: compare log-probabilities with the trainer's on a probe after the first transfer of weights and
-            every so many; 0 never does.
+            every `probe_every`-th one; 0 never does.
         token: the server's secret. None takes that of this user's `rlkit serve` on this machine, else VLLM_API_KEY.
-        group_port: for "nccl": port at which trainer and server meet.
+        group_port: for "nccl": port at which trainer and server connect.
 
     Raises:
-        EngineError: no server there in time, or one that cannot serve this policy: another model, other numbers, too
+        EngineError: no answer in time, or a server that cannot serve this policy: another model, another dtype, too
             old, without the endpoints for weights. The error says which and what to do.
-        ValueError: arguments that cannot be meant.
+        ValueError: an argument out of range, or arguments that exclude each other.
 
     Example:
         policy.use(rl.VLLMServer(policy, url="http://127.0.0.1:8000"))
@@ -90,18 +89,18 @@ class VLLMServer:
         self.remotes = [Remote(one, deadline=deadline, token=token) for one in url.split(",") if one.strip()]
         if not self.remotes:
             raise ValueError("VLLMServer: url is empty; give the server's address, 'http://127.0.0.1:8000'.")
-        main = collectives.rank() == 0  # which alone moves weights: where it runs decides
+        main = collectives.rank() == 0  # rank 0 alone transfers weights, so its machine decides
         self.way = collectives.from_main(choose_way(self.remotes, sync, folder) if main else "")
         by_adapter = uses_adapter(policy, lora)
-        self.word = collectives.from_main(secrets.token_hex(4))  # in the name of the weights: whose they are
+        self.word = collectives.from_main(secrets.token_hex(4))  # in the name of the weights
         shapes: Manifest = {} if is_quantised(policy.model) else manifest(policy)
         self.servers: list[Described] = [attach(remote) for remote in self.remotes]
         for server in self.servers:
             check_fit(server, policy, shapes)
-        self.model = ADAPTER if by_adapter else None  # instead of the server's own name of its model
+        self.model = ADAPTER if by_adapter else None  # None: the server's own name
         self._version: int | None = None
         self._closed = False
-        self.handover: Handover = make_handover(
+        self.handover = make_handover(
             policy,
             self.servers,
             way=self.way,
@@ -110,7 +109,11 @@ class VLLMServer:
             manifest=shapes,
             group_port=group_port,
         )
-        self.probe = ServerProbe(self, every=probe_every) if probe_every else None
+        probed = [
+            ProbedServer(f"{self.name} ({server.remote.where})", policy, server, self.model, self.distrust)
+            for server in self.servers
+        ]
+        self.probe = ServerProbe(probed, every=probe_every) if probe_every else None
         self._trouble = "it has not been given the policy's weights yet"
 
     @property
@@ -120,9 +123,9 @@ class VLLMServer:
 
     @property
     def version(self) -> int | None:
-        """Policy version of the weights that were brought last; None before the first sync and after one that failed.
+        """Policy version of the last transfer; None before the first and after one that failed.
 
-        `generate` asks the servers whether they still have them.
+        `generate` asks the servers whether they still have these weights.
         """
         return self._version
 
@@ -137,12 +140,11 @@ class VLLMServer:
     ) -> list[list[Completion]]:
         """For each prompt, `num_generations` completions. The same seed and group id give the same completions.
 
-        Every process of the run calls it. A server that has been started again since the last sync gets the weights
-        anew first.
+        Every process of the run calls it. A server that was restarted since the last sync gets the weights first.
 
         Raises:
             EngineError: a server has no valid weights or another client's, dies, hangs, or cuts completions off.
-            ValueError: settings that a vLLM server does not have.
+            ValueError: settings that a vLLM server does not support.
         """
         if len(params.stop_strings) > MAX_STOP_STRINGS:
             raise ValueError(
@@ -154,8 +156,8 @@ class VLLMServer:
             for group in group_ids
         ]
         self._check_usable()
-        if self._all_look():
-            logger.warning("VLLMServer: a server was started again; it gets the weights of %r anew.", self.policy.name)
+        if self._any_restarted_on_main():
+            logger.warning("VLLMServer: a server was started again; it gets the weights of %r again.", self.policy.name)
             self.sync(named_weights(self.policy), self.policy.version)
             if self.probe is not None:
                 self.probe.after_sync()
@@ -169,7 +171,7 @@ class VLLMServer:
         except NotFiniteError as error:
             self.distrust(str(error))
             raise
-        if self._look():
+        if self._any_restarted():
             self.distrust("a server was started again")
             raise EngineError(
                 f"VLLMServer: a server of {', '.join(r.where for r in self.remotes)} was started again while it drew "
@@ -182,14 +184,13 @@ class VLLMServer:
         return truncates_in_vllm(self.policy, params)
 
     def sync(self, tensors: Iterable[tuple[str, Tensor]], version: int) -> None:
-        """Put the policy's weights on every server; all processes of the run call it and wait.
+        """Transfer the policy's weights to every server; all processes of the run call it.
 
         Raises:
-            ValueError: names or shapes are not the servers' own, or numbers are not finite; nothing was changed there.
-            EngineError: the weights did not get there; until a sync succeeds, `generate` refuses.
+            ValueError: names or shapes differ from the servers', or numbers are not finite; nothing was changed.
+            EngineError: the weights did not arrive; until a sync succeeds, `generate` refuses.
         """
-        if self._closed:
-            raise EngineError("VLLMServer: the engine is closed. Make a new one: VLLMServer(policy, url=...).")
+        self._check_open()
         before, problem = self._version, None
         if any(collectives.gather(any(remote.unclean for remote in self.remotes))):  # rank 0 cleans for all
             for remote in self.remotes:
@@ -199,7 +200,7 @@ class VLLMServer:
             self.handover.send(tensors, self._tag(version))
         except (EngineError, ValueError, OSError) as error:
             problem = error
-        said = collectives.gather(problem)  # one process that raises alone would leave the others waiting
+        said = collectives.gather(problem)  # all raise together, or the others would wait
         found = next((error for error in said if error is not None), None)
         if found is None:
             self._version = version
@@ -209,37 +210,32 @@ class VLLMServer:
         raise found
 
     def distrust(self, why: str) -> None:
-        """Refuse to generate until the weights have been brought again."""
+        """Refuse to generate until the next sync."""
         self._version, self._trouble = None, why
 
     def check(self) -> None:
-        """Nothing if every server can draw from the policy's weights.
-
-        Raises:
-            EngineError: closed, dead, without valid weights, or with another client's.
-        """
+        """Raise `EngineError` unless every server answers and has this client's weights."""
         self._check_usable()
-        if self._look():
+        if self._any_restarted():
             raise EngineError(
                 f"VLLMServer: a server of {', '.join(r.where for r in self.remotes)} has been started again and has "
-                "the weights that it was started with. rl.sample brings it the policy's."
+                "the weights that it was started with. rl.sample transfers the policy's."
             )
 
-    def _check_usable(self) -> None:
+    def _check_open(self) -> None:
         if self._closed:
             raise EngineError("VLLMServer: the engine is closed. Make a new one: VLLMServer(policy, url=...).")
+
+    def _check_usable(self) -> None:
+        self._check_open()
         if self._version is None:
             raise EngineError(
                 f"VLLMServer: {', '.join(remote.where for remote in self.remotes)} cannot generate: {self._trouble}. "
-                "rl.sample brings the weights; by hand: engine.sync(named_weights(policy), policy.version)."
+                "rl.sample transfers the weights; by hand: engine.sync(named_weights(policy), policy.version)."
             )
 
-    def _look(self) -> bool:
-        """True if a server has been started again since the last sync.
-
-        Raises:
-            EngineError: a server does not answer, or has another client's weights; the next sync takes it back.
-        """
+    def _any_restarted(self) -> bool:
+        """True if a server was restarted since the last sync; `EngineError` for another client's weights."""
         fresh = False
         for remote in self.remotes:
             found = remote.call("GET", "/weight_info")["weight_version"]
@@ -250,17 +246,17 @@ class VLLMServer:
                 self.distrust("another client has put its weights there")
                 raise EngineError(
                     f"VLLMServer: another client has put its weights ({found!r}) on {remote.where} since version {mine}"
-                    " of this policy was brought there. Two trainers cannot share a server: give each its own. Calling "
+                    " of this policy was transferred. Two trainers cannot share a server: give each its own. Calling "
                     "sample again takes this one back."
                 )
         return fresh
 
-    def _all_look(self) -> bool:
-        """What the main process sees, on every process, so that all take the same way."""
+    def _any_restarted_on_main(self) -> bool:
+        """`_any_restarted` of rank 0 on every process, so that all take the same branch."""
         fresh, problem = False, None
         if collectives.rank() == 0:
             try:
-                fresh = self._look()
+                fresh = self._any_restarted()
             except EngineError as error:
                 problem = error
         fresh, problem = collectives.from_main((fresh, problem))
@@ -270,7 +266,7 @@ class VLLMServer:
         return fresh
 
     def close(self) -> None:
-        """Let go of the servers; they stay up. Closing twice is harmless."""
+        """Detach from the servers, which stay up. Closing twice is harmless."""
         self._closed = True
         self.handover.close()
 

@@ -1,10 +1,10 @@
 """vLLM in the trainer's process: `policy.use(rl.VLLMColocate(policy, max_model_length=512))`.
 
-The engine starts from the policy's own configuration with dummy weights, and the first `rl.sample` brings the real
-ones, so nothing large goes over the disk.
+The engine starts from the policy's configuration with dummy weights, and the first `rl.sample` transfers the real ones,
+so the weights are never written to disk.
 
-Sources: notes on vLLM 0.32 (sixteen measured traps), TRL's `VLLMGeneration`. Left out: pictures, several adapters at
-once, several engines in one process. Not run: sleep with real memory, CUDA graphs, anything else on a GPU.
+Source: TRL's `VLLMGeneration`, vLLM 0.32. Left out: images, several adapters at once, several engines in one process.
+Not run: sleep with real memory, CUDA graphs, anything else on a GPU.
 """
 
 import contextlib
@@ -51,23 +51,23 @@ class VLLMColocate:
             estimate of `rl.vllm_memory`.
         kv_cache_memory_bytes: of the KV cache instead of a share; on a CPU None takes room for `max_num_seqs`
             sequences, at most 4 GiB.
-        max_num_seqs: completions side by side; more wait their turn.
-        enable_sleep: give the GPU's memory back between a rollout and the next one (level 2: the weights come again
-            with the next transfer; level 1 with `lora="adapter"`).
+        max_num_seqs: completions decoded at a time; the others wait.
+        enable_sleep: release the GPU's memory after each rollout (level 2: the next transfer loads the weights again;
+            level 1 with `lora="adapter"`).
         tensor_parallel_size: neighbouring processes under torchrun that share one engine.
-        lora: of a policy with an adapter: "merge" hands over merged weights, "adapter" the adapter alone.
-        model: folder or hub id to start from, with its weights, in place of the policy's own configuration; needed for
-            quantised weights and for models with code of their own.
+        lora: for a policy with an adapter: "merge" transfers merged weights, "adapter" the adapter alone.
+        model: folder or hub id whose weights the engine starts from, instead of the policy's configuration; needed for
+            quantised weights and for models with custom code.
         probe_every: compare log-probabilities with the trainer's on a probe after the first transfer of weights and
-            every so many; 0 never does.
-        enforce_eager: no CUDA graphs and no compilation; None does so on a CPU only.
+            every `probe_every`-th one; 0 never does.
+        enforce_eager: no CUDA graphs and no compilation; None means on a CPU only.
 
     Raises:
         ImportError: vLLM is not installed.
         ValueError: sizes out of range, or settings that do not fit the policy.
-        RuntimeError: several processes that have not met yet.
+        RuntimeError: several processes without `rl.setup`.
 
-    Making a second engine closes the first: vLLM's parallel state is one per process.
+    Making a second engine closes the first: vLLM's parallel state is global to the process.
 
     Example: `policy.use(rl.VLLMColocate(policy, max_model_length=512))`
     """
@@ -137,7 +137,7 @@ class VLLMColocate:
         return self._max_context
 
     def renormalises(self, params: SamplingParams) -> bool:
-        """True where the distribution is truncated: vLLM's log-probabilities are then those of the truncated one."""
+        """True if the settings truncate the distribution: vLLM's log-probabilities are then the truncated one's."""
         return truncates_in_vllm(self.policy, params)
 
     def generate(
@@ -151,7 +151,7 @@ class VLLMColocate:
     ) -> list[list[Completion]]:
         """For each prompt, `num_generations` completions. The same seed and group id give the same completions.
 
-        Ctrl-C ends it between two steps of the scheduler, and the next generation starts clean.
+        Ctrl-C ends it between two steps of the scheduler, and leaves no requests.
 
         Raises:
             EngineError: no valid weights, closed, NaN, or vLLM failed.
@@ -170,20 +170,20 @@ class VLLMColocate:
     def draw_probe(
         self, prompts: Sequence[Sequence[int]], requests: list[dict[str, Any]], *, cached: bool
     ) -> list[list[Completion]]:
-        """Completions of requests that only the probe makes, see `rlkit.engines.vllm.probe`."""
+        """Completions of the probe's requests, see `rlkit.engines.vllm.probe`."""
         if not cached:
             requests = [request | {"skip_reading_prefix_cache": True} for request in requests]
         return self._draw(prompts, requests)
 
     def distrust(self, why: str) -> None:
-        """Refuse to generate until the weights have been handed over again."""
+        """Refuse to generate until the next transfer of weights."""
         self._lifecycle.distrust(why)
 
     def sync(self, tensors: Iterable[tuple[str, Tensor]], version: int) -> None:
-        """Take the policy's weights and forget every cached key and value.
+        """Load the policy's weights and reset the KV cache.
 
         Raises:
-            ValueError: names or shapes that are not the engine's, or numbers that are not finite; nothing was changed.
+            ValueError: names or shapes differ from the engine's, or numbers are not finite; nothing was changed.
             EngineError: vLLM could not load them; it refuses to generate until a whole transfer succeeds.
         """
         self.check_open()
@@ -195,7 +195,7 @@ class VLLMColocate:
             self._lifecycle.load(lambda: self._load_adapter(folder), version)
             return
         stream = tensors
-        if hasattr(self.policy.model, "peft_config"):  # merged copies are made one by one: not all at once
+        if hasattr(self.policy.model, "peft_config"):  # checked and loaded one merged copy at a time
             with contextlib.closing(named_weights(self.policy)) as weights:
                 found = self._check(weights)
         else:
@@ -205,10 +205,10 @@ class VLLMColocate:
         self._lifecycle.load(lambda: self._llm.reload(stream), version)
 
     def sleep(self, level: int | None = None) -> None:
-        """Give GPU memory back until the next transfer of weights; on a CPU vLLM ignores it.
+        """Release GPU memory until the next transfer of weights; on a CPU vLLM ignores it.
 
         Args:
-            level: 2 forgets the weights, 1 keeps them on the host; None takes what fits the way weights come.
+            level: 2 discards the weights, 1 keeps them on the host; None is 1 with `lora="adapter"`, else 2.
         """
         self.check_open()
         if level is None:
@@ -216,11 +216,7 @@ class VLLMColocate:
         self._lifecycle.sleep(level)
 
     def check(self) -> None:
-        """Nothing if it can generate.
-
-        Raises:
-            EngineError: closed, or without valid weights.
-        """
+        """Raise `EngineError` if it is closed or has no valid weights."""
         self.check_open()
         if self._lifecycle.version is None:
             raise EngineError(f"{self.name}: cannot generate, {self._lifecycle.trouble}.")
@@ -231,7 +227,7 @@ class VLLMColocate:
             raise EngineError(f"{self.name}: closed {self._closed}. Make a new one and policy.use(...) it.")
 
     def close(self) -> None:
-        """Give the memory back. The trainer's process group stays, and the policy draws without an engine again."""
+        """Release everything but the trainer's process group; the policy then samples without this engine."""
         if not self._closed:
             self._llm.close("by close()")
             if self.policy.engine is self:
@@ -246,8 +242,8 @@ class VLLMColocate:
             if not prompt or len(prompt) + completion > self._max_context:
                 raise ValueError(
                     f"{self.name}: prompt {place} has {len(prompt)} tokens; it needs at least 1, and with a completion "
-                    f"of up to {completion} at most max_model_length={self._max_context}. vLLM would cut the "
-                    "completion short without a word."
+                    f"of up to {completion} at most max_model_length={self._max_context}. vLLM would silently "
+                    "cut the completion short."
                 )
 
     def _draw(self, prompts: Sequence[Sequence[int]], requests: Sequence[dict[str, Any]]) -> list[list[Completion]]:
@@ -260,7 +256,7 @@ class VLLMColocate:
     def _draw_together(
         self, prompts: Sequence[Sequence[int]], requests: Sequence[dict[str, Any]]
     ) -> list[list[Completion]]:
-        """Processes that share an engine draw the prompts of all and keep their own."""
+        """Generate for the prompts of all processes that share this engine, and keep this one's."""
         parts: list[Any] = [None] * dist.get_world_size(self._group)
         dist.all_gather_object(parts, (list(prompts), list(requests)), group=self._group)
         mine = dist.get_rank(self._group)
@@ -293,7 +289,7 @@ class VLLMColocate:
         return completion_of(self.policy, ids, logp, output.finish_reason, version=version, where=self.name)
 
     def _check(self, weights: Iterable[tuple[str, Tensor]]) -> Manifest:
-        """Shapes and dtypes of a stream, which must be finite."""
+        """Shapes and dtypes of a stream whose numbers are checked to be finite."""
         return {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in finite(weights, self.name, self._dtype)}
 
     @contextlib.contextmanager
@@ -303,14 +299,14 @@ class VLLMColocate:
             yield base
 
     def _load_adapter(self, folder: str) -> None:
-        """The base once, and then the adapter alone from a folder."""
+        """Load the base weights the first time, then the adapter from a folder."""
         from vllm.lora.request import LoRARequest
 
         if not self._base_loaded:
             with self._base() as base:
                 self._llm.reload(base)
             self._base_loaded = True
-        # The same number again needs load_inplace, else vLLM goes on with the file of before (notes, section 3).
+        # Without load_inplace vLLM keeps the adapter that it has under this number.
         self._llm.add_adapter(LoRARequest("policy", 1, folder, load_inplace=self._adapter is not None))
         self._adapter = LoRARequest("policy", 1, folder)
 

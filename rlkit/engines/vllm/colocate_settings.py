@@ -1,4 +1,4 @@
-"""What `vllm.LLM` is started with for a policy, and what is refused before it is."""
+"""The keywords of `vllm.LLM` for a policy, and the checks before it is started."""
 
 import contextlib
 import copy
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 LoRAMode = Literal["merge", "adapter"]
 DEFAULT_SEQUENCES = 128
 MAX_DEFAULT_CACHE = 2**32
-"""Most bytes of KV cache on a CPU unless asked for more."""
+"""Default limit in bytes of the KV cache on a CPU."""
 
 
 def llm_settings(
@@ -40,11 +40,7 @@ def llm_settings(
     adapter_only: bool,
     enforce_eager: bool | None,
 ) -> dict[str, Any]:
-    """Keywords of `vllm.LLM`; see `VLLMColocate` for the arguments. `folder` is for the policy's configuration.
-
-    Raises:
-        ValueError: a share or a cache that cannot be.
-    """
+    """Keywords of `vllm.LLM`; see `VLLMColocate` for the arguments. `folder` receives the policy's configuration."""
     on_cpu = policy.device.type == "cpu"
     memory = vllm_memory(
         policy,
@@ -59,7 +55,7 @@ def llm_settings(
             "the estimate of rl.vllm_memory."
         )
     if on_cpu and kv_cache_memory_bytes is None:
-        # Explicit on a CPU: it also skips a warm-up of seconds (notes on vLLM, fast init).
+        # An explicit size also skips a warm-up of seconds.
         kv_cache_memory_bytes = max(memory.kv_cache_minimum, min(memory.kv_cache, MAX_DEFAULT_CACHE))
     if on_cpu and kv_cache_memory_bytes is not None and kv_cache_memory_bytes < memory.kv_cache_minimum:
         raise ValueError(
@@ -69,13 +65,13 @@ def llm_settings(
     settings: dict[str, Any] = {
         "model": model or write_skeleton(policy, folder),
         "load_format": "auto" if model else "dummy",
-        "dtype": str(dtype).removeprefix("torch."),  # trap 15: "auto" turns float32 into bfloat16
+        "dtype": str(dtype).removeprefix("torch."),  # "auto" turns float32 into bfloat16
         "max_model_len": max_model_length,
         "max_num_seqs": max_num_seqs,
         "enforce_eager": on_cpu if enforce_eager is None else enforce_eager,
-        "logprobs_mode": "processed_logprobs",  # known_faults B52: at the temperature
+        "logprobs_mode": "processed_logprobs",  # at the temperature; the default ignores it
         "max_logprobs": -1,
-        "generation_config": "vllm",  # nothing of the checkpoint's own sampling defaults
+        "generation_config": "vllm",  # none of the checkpoint's sampling defaults
         "enable_prefix_caching": True,
         "enable_sleep_mode": enable_sleep and not on_cpu,
         "kv_cache_memory_bytes": kv_cache_memory_bytes,
@@ -87,7 +83,7 @@ def llm_settings(
     if tensor_parallel_size > 1:
         settings["tensor_parallel_size"] = tensor_parallel_size
     if (dist.is_initialized() and dist.get_world_size() > 1) or policy.device.index:
-        # vLLM's own launcher would take the first GPU in every process, whichever the policy is on.
+        # vLLM's default executor would use the first GPU in every process.
         settings["distributed_executor_backend"] = "external_launcher"
     if adapter_only:
         rank = policy.model.peft_config[policy.model.active_adapter].r
@@ -96,9 +92,9 @@ def llm_settings(
 
 
 def write_skeleton(policy: "Policy", folder: str) -> str:
-    """The policy's configuration and tokenizer without weights, as vLLM reads them.
+    """Write the policy's configuration and tokenizer, without weights, for vLLM.
 
-    A model that was made by its class names no architecture in its configuration, and vLLM would guess one.
+    A model created by its class has no architecture in its configuration; it is added, else vLLM would guess one.
     """
     lm = causal_lm_of(policy.model)
     config = copy.deepcopy(lm.config)
@@ -112,11 +108,7 @@ def write_skeleton(policy: "Policy", folder: str) -> str:
 
 @contextlib.contextmanager
 def short_refusal(policy: "Policy") -> Iterator[None]:
-    """A model that vLLM cannot run is named in two lines: vLLM lists every model that it knows.
-
-    Raises:
-        ValueError: vLLM does not know the model's architecture, and its Transformers backend does not take it.
-    """
+    """Shorten vLLM's `ValueError` for an unknown architecture, which lists every model that it supports."""
     try:
         yield
     except ValueError as error:
@@ -131,11 +123,7 @@ def short_refusal(policy: "Policy") -> Iterator[None]:
 
 
 def checked_length(policy: "Policy", max_model_length: int | None) -> int:
-    """Most tokens of prompt and completion together.
-
-    Raises:
-        ValueError: none is known, or more than the model has.
-    """
+    """The engine's context length; `ValueError` if it is unknown, or longer than the model's."""
     length = policy.max_context if max_model_length is None else max_model_length
     if length is None or length < 2:
         raise ValueError(
@@ -150,23 +138,19 @@ def checked_length(policy: "Policy", max_model_length: int | None) -> int:
 
 
 def checked_lora(policy: "Policy", lora: str, model: str | None) -> bool:
-    """True if the adapter alone goes over.
-
-    Raises:
-        ValueError: the policy's weights or adapter cannot go that way.
-    """
+    """True if the adapter alone is transferred; `ValueError` if `lora` does not fit the policy."""
     if lora not in ("merge", "adapter"):
         raise ValueError(f"VLLMColocate: lora must be 'merge' or 'adapter', got {lora!r}.")
     quantised = is_quantised(policy.model)
     if not hasattr(policy.model, "peft_config"):
         if quantised:
-            raise ValueError("VLLMColocate: quantised weights without an adapter cannot be trained, nor handed over.")
+            raise ValueError("VLLMColocate: quantised weights without an adapter can neither be trained nor synced.")
         if lora == "adapter":
             raise ValueError(f"VLLMColocate: lora='adapter', but {policy.name!r} has no adapter.")
         return False
     if quantised and (lora == "merge" or model is None):
         raise ValueError(
-            "VLLMColocate: the policy's weights are quantised, so only the adapter can be handed over: pass "
+            "VLLMColocate: the policy's weights are quantised, so only the adapter can be transferred: pass "
             "lora='adapter' and model=, the checkpoint that the policy was loaded from."
         )
     if lora == "adapter":
@@ -175,12 +159,7 @@ def checked_lora(policy: "Policy", lora: str, model: str | None) -> bool:
 
 
 def check_world(tensor_parallel_size: int) -> None:
-    """The processes of the run have met, and can be split into groups that share an engine.
-
-    Raises:
-        RuntimeError: they have not met.
-        ValueError: they cannot be split.
-    """
+    """Raise unless the run's processes form a group whose size is a multiple of `tensor_parallel_size`."""
     if tensor_parallel_size < 1:
         raise ValueError(f"VLLMColocate: tensor_parallel_size must be at least 1, got {tensor_parallel_size}.")
     size = int(os.environ.get("WORLD_SIZE", "1"))
@@ -198,11 +177,11 @@ def check_world(tensor_parallel_size: int) -> None:
 
 
 def tensor_parallel_group(size: int) -> Any:
-    """The neighbouring processes that share an engine with this one; None if it has its own."""
+    """The group of neighbouring processes that share this one's engine; None if it has its own."""
     if size == 1:
         return None
     groups = [list(range(start, start + size)) for start in range(0, dist.get_world_size(), size)]
     remove_left_by_vllm(Path("/dev/shm"), groups[dist.get_rank() // size])
-    dist.barrier()  # no process makes its own before all have looked
+    dist.barrier()  # no engine starts before all have cleaned up
     group, _ = dist.new_subgroups_by_enumeration(groups)
     return group

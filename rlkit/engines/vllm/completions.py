@@ -1,8 +1,7 @@
-"""Completions from vLLM servers: one request for each prompt, all at the same time, so that vLLM batches them.
+"""Completions from vLLM servers: one request for each prompt, all sent at once, so that vLLM batches them.
 
-A request has no time limit of its own, since long completions of large batches take as long as they take. What is
-limited is silence: while requests are open, each server's counters of tokens are read again and again, and a server
-whose counters stand still for the length of the deadline hangs.
+A request has no time limit, since long completions of large batches take long. Instead each server's token counters are
+polled while requests are open, and a server whose counters do not change for the length of the deadline is given up.
 """
 
 import asyncio
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
     from rlkit.policy import Policy
 
 OPEN_REQUESTS = 256
-"""Most requests of this process that are open at a time; each needs a file descriptor here and there."""
+"""Most open requests of this process; each needs a file descriptor on both sides."""
 TOKENS = re.compile(r"^vllm:(?:prompt|generation)_tokens_total\{[^}]*\} (\S+)$", re.MULTILINE)
 
 
@@ -37,13 +36,13 @@ def draw(
     """Completions for each prompt.
 
     Args:
-        policy: whose completions they are.
-        servers: that draw.
-        shares: for each prompt, which of the servers.
+        policy: the policy that is sampled.
+        servers: the servers.
+        shares: for each prompt, the index of its server.
         prompts: token ids.
         requests: for each prompt its settings, from `vllm_request`.
-        version: of the weights that the servers have.
-        model: name of an adapter on the servers; None draws from their model itself.
+        version: of the servers' weights.
+        model: name of an adapter on the servers; None samples from the model itself.
 
     Raises:
         EngineError: a server dies, hangs, refuses, cuts a completion off, or draws NaN; the other requests are dropped.
@@ -116,7 +115,7 @@ async def _draw_one(
 
 
 async def _watch(server: Described, heard: dict[str, float]) -> None:
-    """Raise once a server has made no progress for the length of the deadline."""
+    """Raise when a server has drawn no token for the length of its deadline."""
     import httpx
 
     remote = server.remote
@@ -135,7 +134,7 @@ async def _watch(server: Described, heard: dict[str, float]) -> None:
                 try:
                     answer = await client.get(f"{remote.url}/metrics", headers=remote.headers, timeout=left)
                 except httpx.ReadTimeout:
-                    continue  # the message above is the better one
+                    continue  # the message above says more
             now = sum(float(value) for value in TOKENS.findall(answer.text))
             if now != count:
                 count, heard[remote.url] = now, time.monotonic()

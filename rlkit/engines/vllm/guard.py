@@ -1,13 +1,13 @@
-"""Who may talk to a vLLM server: an ASGI middleware that vLLM loads (`--middleware rlkit.engines.vllm.guard.Guard`).
+"""Access control of a vLLM server: an ASGI middleware (`--middleware rlkit.engines.vllm.guard.Guard`) and its secret.
 
 In development mode vLLM lets every client change the weights and write files, its own key covers `/v1` only, and it
-answers any web page: CORS allows all origins, and `/collective_rpc` parses a body of any type. So each request needs
-the server's secret as a bearer token; `GET /health` alone does not. Browsers are kept out twice more: by the `Origin`
-header, which they send with everything a page could change, and by the `Host` header, which after DNS rebinding names
-the attacker's site. A body must be declared as JSON, which a page cannot do without asking first (CORS preflight).
+answers any web page: CORS allows all origins, and `/collective_rpc` parses a body of any type. So each request except
+`GET /health` needs the server's secret as a bearer token. Browsers are refused in two more ways: by the `Origin`
+header, which they send with every request that could change anything, and by the `Host` header, which after DNS
+rebinding names the attacker's site. A body must be declared as JSON, which a page cannot do without a CORS preflight.
 
-The secret is in VLLM_API_KEY for the server's processes. `rlkit serve` also writes it to a file that only its user can
-read, where clients on the same machine find it; see `secret_for`. Without any import of vLLM's or rlkit's heavy parts.
+The server's processes have the secret in VLLM_API_KEY. `rlkit serve` also writes it to a file that only its user can
+read, where clients on the same machine find it (`secret_for`).
 """
 
 import contextlib
@@ -27,9 +27,9 @@ from rlkit.engines.vllm.cleanup import all_in_namespace, remove_left
 MIDDLEWARE = "rlkit.engines.vllm.guard.Guard"
 SECRET = "VLLM_API_KEY"
 HOSTS = "RLKIT_SERVE_HOSTS"
-"""Environment variable: further names, with commas between, by which clients may address the server."""
+"""Environment variable: comma-separated further host names by which clients may address the server."""
 PREFIX = "rlkit-serve-"
-"""Of the folders in the temporary directory in which `rlkit serve` keeps a log, a model, and the secret."""
+"""Of `rlkit serve`'s temporary folders, which hold the log, the model and the secret."""
 SAFE_METHODS = ("GET", "HEAD")
 HOST = re.compile(r"(\[(?P<digits>[0-9a-f:.]+)\]|(?P<name>[a-z0-9._-]+))(:[0-9]*)?")
 
@@ -39,7 +39,7 @@ Send = Callable[[dict[str, Any]], Awaitable[None]]
 
 
 class Guard:
-    """Passes on the requests that hold the server's secret, and answers the others itself.
+    """Forwards the requests that carry the server's secret, and refuses the others.
 
     Raises:
         RuntimeError: there is no secret in the environment; the server does not start.
@@ -58,7 +58,7 @@ class Guard:
         self._hosts = {name.strip().lower() for name in ["localhost", own, own.split(".")[0], *given] if name.strip()}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one connection, as ASGI wants it."""
+        """Serve one connection (ASGI)."""
         refusal = self.refusal(scope) if scope["type"] in ("http", "websocket") else None
         if refusal is None:
             await self.app(scope, receive, send)
@@ -71,7 +71,7 @@ class Guard:
             await send({"type": "http.response.body", "body": text.encode()})
 
     def refusal(self, scope: Scope) -> tuple[int, str] | None:
-        """Status and reason, or None for a request that may pass."""
+        """Status and reason of a refusal; None for a request that may pass."""
 
         def values(name: bytes) -> list[bytes]:
             return [value for key, value in scope["headers"] if key.lower() == name]
@@ -94,7 +94,7 @@ class Guard:
 
 
 def _is_known(given: list[bytes], names: Iterable[str]) -> bool:
-    """One Host header, with a known name or an address in digits, which no rebinding can reach."""
+    """True for one Host header with a known name or a numeric address, which DNS rebinding cannot forge."""
     found = HOST.fullmatch(given[0].decode("latin-1").lower()) if len(given) == 1 else None
     if found is None:
         return False
@@ -107,18 +107,12 @@ def _is_known(given: list[bytes], names: Iterable[str]) -> bool:
 
 
 def new_secret() -> str:
-    """The user's own secret, from VLLM_API_KEY, or a random one."""
+    """VLLM_API_KEY if it is set, else a random secret."""
     return os.environ.get(SECRET) or secrets.token_urlsafe(32)
 
 
 def write_secret(folder: Path, port: int, secret: str) -> Path:
-    """Keep the secret where this user's clients find it; nobody else can read the file.
-
-    Args:
-        folder: of this process, from `scratch_folder(PREFIX)`, which goes with it.
-        port: of the server.
-        secret: what its clients must send.
-    """
+    """Write the secret of the server at `port` to a file in `folder` (of `scratch_folder(PREFIX)`), mode 600."""
     file = folder / f"secret-{port}"
     with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii") as output:
         output.write(secret)
@@ -126,13 +120,13 @@ def write_secret(folder: Path, port: int, secret: str) -> Path:
 
 
 def secret_for(port: int) -> str | None:
-    """Secret of this user's `rlkit serve` at a port of this machine, else VLLM_API_KEY, else None."""
+    """Secret of this user's `rlkit serve` at `port` of this machine, else VLLM_API_KEY, else None."""
     temporary = Path(tempfile.gettempdir())
-    remove_left(temporary, PREFIX)  # of servers that were killed
+    remove_left(temporary, PREFIX)  # of killed servers
     found = []
     for folder in temporary.glob(f"{all_in_namespace(PREFIX)}*"):
-        with contextlib.suppress(OSError):  # a server that ends at this moment takes it along
-            # The folder's owner decides: in /tmp everybody may make one of that name, or a link.
+        with contextlib.suppress(OSError):  # a server that ends now deletes it
+            # Only this user's: in /tmp anybody can create a folder or a link of that name.
             if folder.lstat().st_uid == os.getuid():
                 file = folder / f"secret-{port}"
                 found.append((file.stat().st_mtime, file.read_text(encoding="ascii")))

@@ -1,4 +1,4 @@
-"""What a client asks a vLLM server before it uses it, and what it refuses: each refusal says what to do."""
+"""The checks of a vLLM server before a client uses it; each refusal says what to do."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -19,18 +19,18 @@ FRESH = "default"  # vLLM's own name for the weights of a server that has just b
 
 @dataclass(frozen=True)
 class Described:
-    """A server as it describes itself.
+    """A server's description of itself.
 
     Attributes:
         remote: its address.
-        model: name that requests must use.
+        model: model name for requests.
         source: folder or hub id that it has loaded, for messages.
         dtype: of its weights.
-        max_model_len: most tokens of prompt and completion.
-        shapes: shape of each weight by name; None where the server cannot tell.
-        tied: its head and its embedding are one.
+        max_model_len: most tokens of prompt and completion together.
+        shapes: shape of each weight by name; None if unknown.
+        tied: head and embedding are one parameter.
         lora_rank: largest rank of an adapter; None without adapters.
-        logprobs_mode: what its log-probabilities are of.
+        logprobs_mode: vLLM's setting of that name.
     """
 
     remote: Remote
@@ -45,15 +45,11 @@ class Described:
 
 
 def attach(remote: Remote) -> Described:
-    """Wait for a server, and ask it what it is.
-
-    Raises:
-        EngineError: not there in time, no vLLM, too old, or started without what weights need.
-    """
+    """Wait for a server and ask for its description; `EngineError` for one that cannot take weights."""
     remote.wait_until_up()
     how = "Start it with: rlkit serve MODEL"
     if remote.status("/version") not in (200, 401):  # 401: the call below says what to do
-        raise EngineError(f"VLLMServer: what answers at {remote.where} is no vLLM server. {how}, or give its url=.")
+        raise EngineError(f"VLLMServer: what answers at {remote.where} is not a vLLM server. {how}, or give its url=.")
     release = str(remote.call("GET", "/version").get("version"))
     models = remote.call("GET", "/v1/models")["data"]
     if remote.status("/weight_info") == 404:
@@ -92,13 +88,9 @@ def attach(remote: Remote) -> Described:
 
 
 def check_fit(server: Described, policy: "Policy", ours: Manifest) -> None:
-    """Refuse a server that cannot serve this policy, before anything is changed there.
-
-    Raises:
-        EngineError: another model, another dtype, or log-probabilities of something else.
-    """
+    """Raise `EngineError` for a server of another model or dtype, or whose log-probabilities ignore the temperature."""
     where = server.remote.where
-    if server.shapes is not None and ours:  # quantised weights have shapes of their own
+    if server.shapes is not None and ours:  # quantised weights have other shapes
         try:
             check_manifest(ours, {name: (tuple(s), None) for name, s in server.shapes.items()}, "VLLMServer")
         except ValueError as error:
@@ -106,7 +98,7 @@ def check_fit(server: Described, policy: "Policy", ours: Manifest) -> None:
     if server.tied and not is_tied(policy):
         raise EngineError(
             f"VLLMServer: {server.source!r} at {where} ties its head to the embedding, the policy {policy.name!r} has "
-            "one of its own, which the server cannot hold. Serve the policy itself: rl.serve(policy)."
+            "a separate head, which the server cannot hold. Serve the policy itself: rl.serve(policy)."
         )
     own: torch.dtype = next(p.dtype for p in policy.model.parameters() if p.is_floating_point())
     fitting = {str(dtype).removeprefix("torch.") for dtype in (own, policy.autocast) if dtype is not None}

@@ -1,11 +1,10 @@
-"""In which order an engine sleeps, wakes, takes weights and draws; in one place, so that no caller can get it wrong.
+"""The order in which an engine sleeps, wakes, loads weights and generates, in one place.
 
     wake the memory of the weights -> load -> wake the memory of the KV cache -> reset the prefix cache -> generate
 
-Each arrow stands for a fault that others shipped: weights written into memory that sleeps (known_faults B49), a level-2
-sleep that discards the weights and a wake-up that only allocates (B48), base weights loaded again after the sync (B47),
-a cache of keys and values that outlives the weights it was made from (B50). A load that fails leaves the engine
-without weights until a whole one succeeds.
+Each arrow prevents a fault: writing weights into memory that sleeps; generating after a level-2 sleep, which discards
+the weights, with memory that a wake-up only allocated; KV cache entries made with older weights. After a failed load
+the engine has no weights until a whole load succeeds.
 """
 
 from collections.abc import Callable
@@ -19,32 +18,28 @@ PARTS: tuple[Part, ...] = ("weights", "kv_cache")
 
 @runtime_checkable
 class Calls(Protocol):
-    """What the engine itself can do."""
+    """The engine's own calls."""
 
     def sleep(self, level: int) -> None:
-        """Give memory back: level 1 keeps the weights on the host, level 2 forgets them."""
-        ...
+        """Release memory: level 1 keeps the weights on the host, level 2 discards them."""
 
     def wake(self, part: Part) -> None:
-        """Take the memory of one part again."""
-        ...
+        """Allocate the memory of one part."""
 
     def reset_cache(self) -> bool:
-        """Forget the prefix cache; False if it could not."""
-        ...
+        """Reset the prefix cache; False if that failed."""
 
     def set_version(self, version: int) -> None:
-        """Tell the engine which version its weights are."""
-        ...
+        """Record the version of the weights."""
 
 
 class Lifecycle:
     """The state of one engine.
 
     Attributes:
-        version: policy version of the weights that it has and may draw with, else None.
-        resident: the parts whose memory is there.
-        trouble: why there is no version.
+        version: policy version of its weights; None if it may not generate.
+        resident: the parts whose memory is allocated.
+        trouble: why `version` is None.
     """
 
     def __init__(self, calls: Calls, name: str) -> None:
@@ -54,7 +49,7 @@ class Lifecycle:
         self._calls, self._name = calls, name
 
     def load(self, load: Callable[[], None], version: int) -> None:
-        """Take new weights by calling `load` once, between the wake-ups of the two parts, and forget the cache."""
+        """Call `load` between the wake-ups of the two parts, then reset the cache."""
         self.version, self.trouble = None, "the last transfer of weights failed"
         self._wake("weights")
         load()
@@ -64,14 +59,10 @@ class Lifecycle:
         self.version = version
 
     def before_generate(self) -> None:
-        """Awake and with weights, or an error.
-
-        Raises:
-            EngineError: there are no weights to draw with.
-        """
+        """Wake what sleeps; `EngineError` without valid weights."""
         if self.version is None:
             raise EngineError(
-                f"{self._name}: cannot generate, {self.trouble}. rl.sample hands the weights over by itself; call it "
+                f"{self._name}: cannot generate, {self.trouble}. rl.sample transfers the weights by itself; call it "
                 "instead of engine.generate."
             )
         if self.resident != set(PARTS):
@@ -80,11 +71,11 @@ class Lifecycle:
             self._forget_cache()
 
     def distrust(self, why: str) -> None:
-        """Forget that there are valid weights."""
+        """Refuse to generate until the next load."""
         self.version, self.trouble = None, why
 
     def sleep(self, level: int) -> None:
-        """Give memory back until the next load (level 2), or the next load or generation (level 1).
+        """Release memory until the next load (level 2), or the next load or generation (level 1).
 
         Raises:
             ValueError: another level.

@@ -1,8 +1,7 @@
-"""vLLM's `LLM` as an object that behaves in the trainer's process: one at a time, stepped here, closed without damage.
+"""vLLM's `LLM` inside the trainer's process: one at a time, stepped here, closed without damage to the trainer.
 
-On vLLM's public calls, except where it has none: the layers that a failed reload leaves without data are put back by
-two functions of its reload module. Its faults that are handled here are numbered in the notes on vLLM 0.32.
-Not run: anything on a GPU, so neither sleep with real memory nor CUDA graphs.
+Uses vLLM's public calls, except to restore the layers that a failed reload leaves without data (two functions of its
+reload module). Not run: anything on a GPU, so neither sleep with real memory nor CUDA graphs.
 """
 
 import contextlib
@@ -20,7 +19,7 @@ from torch import Tensor
 
 from rlkit.engine import EngineError
 from rlkit.engines.vllm.lifecycle import Part
-from rlkit.engines.vllm.process_guard import (
+from rlkit.engines.vllm.preserved_state import (
     DeferredInterrupt,
     default_group_kept,
     environment,
@@ -28,11 +27,12 @@ from rlkit.engines.vllm.process_guard import (
     settings_kept,
 )
 from rlkit.engines.vllm.sampling_requests import REGEX_HINT
-from rlkit.engines.vllm.server_settings import check_lscpu, free_port
+from rlkit.engines.vllm.server_settings import check_lscpu
+from rlkit.support.processes import free_port
 
 logger = logging.getLogger(__name__)
 
-_live: "weakref.ref[InProcessLLM] | None" = None  # vLLM's parallel state is one per process (trap 5)
+_live: "weakref.ref[InProcessLLM] | None" = None  # vLLM's parallel state is global
 
 
 class InProcessLLM:
@@ -42,7 +42,7 @@ class InProcessLLM:
         settings: keywords of `vllm.LLM`.
         device: where the trainer computes, and vLLM will.
         name: for messages.
-        on_close: called once, when it is closed, with the reason.
+        on_close: called once with the reason when it is closed.
     """
 
     def __init__(
@@ -51,44 +51,39 @@ class InProcessLLM:
         global _live
         before = _live() if _live is not None else None
         if before is not None:
-            logger.warning("%s: closing the vLLM engine that was made before; a process can have one.", name)
+            logger.warning("%s: closing the earlier vLLM engine; a process can have only one.", name)
             before.close("because another engine was made in this process")
         self._name, self._on_close = name, on_close
         self._llm: Any = None
-        self.unclean = False  # NaN may be in the blocks of the cache; the next reset overwrites them
+        self.unclean = False  # the cache may hold NaN; the next reset overwrites it
         self._owns_group = not dist.is_initialized()
         variables = {
             "VLLM_LOGGING_LEVEL": "ERROR",
             "VLLM_NO_USAGE_STATS": "1",
-            "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # trap 11: not the trainer's thread bound to one core
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # else the trainer's thread is bound to one core
             "OMP_NUM_THREADS": str(torch.get_num_threads()),
         }
         if self._owns_group or dist.get_world_size() == 1:
             variables["VLLM_HOST_IP"] = "127.0.0.1"  # nodes of a larger run meet at a real address
         force = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
         if settings.get("distributed_executor_backend") == "external_launcher":
-            # Which process this is, and which GPU it has, as torchrun would say it.
+            # This process and its GPU, in torchrun's variables.
             variables |= {"RANK": "0", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
             force |= {"LOCAL_RANK": str(device.index)} if device.index is not None else {}
         with environment(variables, force=force), self._as_a_guest():
             try:
                 self._llm = _load_vllm(name)(**settings)
-            except BaseException:  # too little memory, Ctrl-C: the next one must find nothing of this one
+            except BaseException:  # too little memory, Ctrl-C: the next engine needs a clean state
                 _forget_parallel_state()
                 raise
         _live = weakref.ref(self)
 
     def run(self, prompts: Sequence[Sequence[int]], requests: Sequence[dict[str, Any]], adapter: Any) -> list[Any]:
-        """VLLM's output of each prompt, in their order. Ctrl-C ends it between two steps and leaves nothing behind.
-
-        Raises:
-            ValueError: vLLM refuses a prompt or a setting.
-            EngineError: outputs are missing.
-        """
+        """VLLM's output of each prompt, in order. Ctrl-C ends it between two steps and leaves no requests."""
         from vllm import SamplingParams
         from vllm.sampling_params import StructuredOutputsParams
 
-        torch.get_num_threads()  # a new thread takes torch's setting when it first asks; vLLM's attention counts before
+        torch.get_num_threads()  # initialises a new thread's setting, which vLLM's attention reads
         settings = []
         for request in requests:
             values = dict(request)
@@ -104,7 +99,7 @@ class InProcessLLM:
                     done.update({output.request_id: output for output in engine.step() if output.finished})
             finally:
                 if order and engine.has_unfinished_requests():
-                    # Trap 4: left alive, they would keep the scheduler spinning in the next generation.
+                    # Else they would be scheduled in the next generation too.
                     engine.abort_request(order, internal=True)
         if len(done) != len(order):
             raise EngineError(f"{self._name}: {len(order)} prompts went in, {len(done)} came out.")
@@ -122,11 +117,7 @@ class InProcessLLM:
             raise ValueError(f"{self._name}: vLLM refuses these settings or prompts: {said}.{hint}") from error
 
     def reload(self, stream: Iterable[tuple[str, Tensor]]) -> None:
-        """Put weights in place, a layer at a time, in the form that the kernels want.
-
-        Raises:
-            EngineError: vLLM could not; layers may hold old and new weights.
-        """
+        """Load weights layer by layer, in the kernels' layout. After an `EngineError` some layers have old weights."""
         from vllm.exceptions import VLLMError
 
         loaded = False
@@ -149,15 +140,11 @@ class InProcessLLM:
                 "generate until a whole transfer succeeds."
             ) from error
         finally:
-            if not loaded:  # trap 3: a load that stops half-way leaves layers without data
+            if not loaded:  # layers may be without data
                 self._llm.apply_model(restore_layers)
 
     def add_adapter(self, request: Any) -> None:
-        """Load a LoRA adapter, a `LoRARequest`.
-
-        Raises:
-            EngineError: vLLM did not take it.
-        """
+        """Load a LoRA adapter, a `LoRARequest`."""
         from vllm.exceptions import VLLMError
 
         try:
@@ -168,15 +155,15 @@ class InProcessLLM:
             raise EngineError(f"{self._name}: vLLM did not take the adapter in {request.lora_path}.")
 
     def sleep(self, level: int) -> None:
-        """Give memory back."""
+        """Release memory."""
         self._llm.sleep(level)
 
     def wake(self, part: Part) -> None:
-        """Take the memory of one part again."""
+        """Allocate the memory of one part."""
         self._llm.wake_up(tags=[part])
 
     def reset_cache(self) -> bool:
-        """Forget the prefix cache; False while requests are alive in it."""
+        """Reset the prefix cache; False while requests use it."""
         if not self._llm.reset_prefix_cache():
             return False
         if self.unclean:
@@ -185,18 +172,18 @@ class InProcessLLM:
         return True
 
     def set_version(self, version: int) -> None:
-        """Every completion comes back with the version of the weights that drew it."""
+        """Set the version that vLLM returns with every completion."""
         self._llm.update_weight_version(str(version))
 
     def close(self, why: str) -> None:
-        """Give the memory back. The trainer's process group stays; closing twice is harmless."""
+        """Release everything but the trainer's process group; closing twice is harmless."""
         global _live
         if self._llm is None:
             return
         llm, self._llm = self._llm, None
         with self._as_a_guest():
             if llm.llm_engine.is_sleeping():
-                _wake_before_the_end(llm, self._name)
+                _wake_before_closing(llm, self._name)
             llm.llm_engine.engine_core.shutdown()
             del llm
             gc.collect()
@@ -208,7 +195,7 @@ class InProcessLLM:
         stack = contextlib.ExitStack()
         stack.enter_context(random_states_kept())
         stack.enter_context(settings_kept())
-        stack.enter_context(default_group_kept(not self._owns_group))  # trap 6
+        stack.enter_context(default_group_kept(not self._owns_group))
         return stack
 
 
@@ -218,10 +205,10 @@ def _load_vllm(name: str) -> Any:
 
         if current_platform.is_cpu():
             check_lscpu(name)
-            # Trap 9: the first log-probability would compile a function with a C++ compiler that may not be there.
+            # Else the first log-probability compiles a function, which needs a C++ compiler.
             type(current_platform).simple_compile_backend = "eager"
         from vllm import LLM
-    except (ImportError, RuntimeError) as error:  # trap 16: torchvision raises the latter beside another torch
+    except (ImportError, RuntimeError) as error:  # torchvision for another torch raises the latter
         raise ImportError(
             f"{name}: vLLM does not load here ({type(error).__name__}: {error}). If it speaks of torchvision, "
             "torchaudio or torchcodec, they are for another torch: pip uninstall torchvision torchaudio torchcodec."
@@ -233,7 +220,7 @@ def _load_vllm(name: str) -> Any:
 
 
 def _forget_parallel_state() -> None:
-    """Take down what an engine that failed half-way has set up; closing does the same for one that is whole."""
+    """Destroy the parallel state of an engine that failed while it started."""
     if "vllm.distributed.parallel_state" in sys.modules:
         from vllm.distributed import destroy_distributed_environment, destroy_model_parallel
 
@@ -242,8 +229,8 @@ def _forget_parallel_state() -> None:
         gc.collect()
 
 
-def _wake_before_the_end(llm: Any, name: str) -> None:
-    """Memory that sleeps must not be freed: CUDA's error stays in vLLM's allocator, and the next engine gets nothing.
+def _wake_before_closing(llm: Any, name: str) -> None:
+    """Wake first: freeing memory that sleeps leaves a CUDA error in vLLM's allocator, and the next engine fails.
 
     (Read in csrc/cumem_allocator.cpp, where `my_free` unmaps what sleep has unmapped; not run, no GPU.)
     """
@@ -254,18 +241,18 @@ def _wake_before_the_end(llm: Any, name: str) -> None:
 
 
 def clear_blocks(worker: Any) -> None:
-    """Overwrite the cache of keys and values, which no request may use at this moment, by zeros.
+    """Overwrite the KV cache, which no request may be using, by zeros.
 
-    A block that a new request gets holds old numbers past its last token. The attention multiplies them by 0, which
-    makes NaN of NaN: after one draw with NaN vLLM 0.32 draws NaN for ever, with right weights too.
+    A new request's block holds old numbers past its last token. The attention multiplies them by 0, and 0 * NaN is NaN:
+    once it has drawn NaN, vLLM 0.32 draws NaN for ever, also with correct weights.
     """
     for layer in worker.model_runner.kv_caches:
-        for part in layer if isinstance(layer, (list, tuple)) else [layer]:  # several where a layer has states as well
+        for part in layer if isinstance(layer, (list, tuple)) else [layer]:  # several for a layer with states
             part.zero_()
 
 
 def restore_layers(model: Any) -> None:
-    """After a reload that failed: every layer has data again, some of it old. From the notes, section 1."""
+    """After a failed reload: give every layer data again, some of it old."""
     from vllm.model_executor.model_loader.reload.layerwise import _place_kernel_tensors, get_layerwise_info
 
     for layer in model.modules():

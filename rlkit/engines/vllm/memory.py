@@ -1,11 +1,11 @@
-"""`vllm_memory`: what vLLM will need on a device beside the trainer, before anything is started.
+"""`vllm_memory`: an estimate of vLLM's memory on each device.
 
     weights   = parameters * bytes of the engine's dtype / tensor_parallel_size
     KV cache  = sequences * ceil(length / block) * block * 2 * layers * key-value heads * head size * bytes / tp
 
-The KV heads cannot be split below one a device. `gpu_memory_utilization` is a share of the *whole* device, what the
-trainer uses included or not: vLLM counts its own weights, cache and working memory. Left out: latent attention
-(DeepSeek), sliding windows and recurrent states, which need less; and CUDA graphs, about 1 GiB (in `workspace`).
+Each device has at least one KV head. `gpu_memory_utilization` is a share of the *whole* device, of which vLLM uses its
+own weights, cache and working memory. Left out: latent attention (DeepSeek), sliding windows and recurrent states,
+which need less.
 """
 
 import math
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from rlkit.policy import Policy
 
 GIB = 2**30
+BLOCK = 128
+"""Tokens of a cache block on a CPU; 16 on a GPU, where the estimate is a little high."""
 WORKSPACE = {"cpu": 0, "cuda": 2 * GIB}
 """Activations of a batch and CUDA graphs; an allowance, not measured here (no GPU)."""
 
@@ -110,10 +112,6 @@ def vllm_memory(
         workspace=WORKSPACE.get(own.device.type, WORKSPACE["cuda"]) if device_total is None else WORKSPACE["cuda"],
         device_total=device_total,
     )
-
-
-BLOCK = 128
-"""Tokens of a cache block on a CPU; 16 on a GPU, where the estimate is a little high."""
 
 
 def kv_bytes_per_token(config: Any, dtype: torch.dtype, tensor_parallel_size: int = 1) -> int:

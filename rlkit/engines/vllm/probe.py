@@ -1,17 +1,18 @@
 """Proof by probe: after a transfer of weights the engine must give the trainer's log-probabilities.
 
-An engine whose weights are not the policy's still writes fluent text with finite numbers; only a comparison shows it
-(known_faults B47, B50, B56). The engine draws a few tokens after two fixed prompts, one of them longer than a block of
-the prefix cache, from a fixed small set of tokens S, so that the rows of the head that matter are few:
+An engine whose weights are not the policy's still writes fluent text with finite numbers; only a comparison shows it.
+The engine draws a few tokens after two fixed prompts, one of them longer than a block of the prefix cache, from a fixed
+small set of tokens S, so that only a few rows of the head matter:
 
     logp = log softmax over S of (hidden @ head[S] / temperature)
 
-If the two disagree, each known fault is put to the test: the same answer as before the update (the weights never
-arrived); the trainer's numbers at temperature 1; an answer that becomes right without the prefix cache; numbers
-that fit the trainer's hidden states with the head of an earlier transfer.
+If the two disagree, each known fault is tested: the same answer as before the update (the weights never arrived); the
+trainer's numbers at temperature 1; an answer that becomes right without the prefix cache; numbers that fit the
+trainer's hidden states with the head of an earlier transfer.
 """
 
-from collections.abc import Sequence
+import secrets
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -20,6 +21,8 @@ from torch import Tensor
 
 from rlkit.causal_lm import causal_lm_of, decoder_of
 from rlkit.engine import Completion, EngineError
+from rlkit.engines.vllm.completions import draw
+from rlkit.engines.vllm.handshake import Described
 from rlkit.engines.vllm.sampling_requests import request_seed
 
 if TYPE_CHECKING:
@@ -29,12 +32,12 @@ TEMPERATURE, TOKENS, COMPLETIONS = 0.7, 6, 4
 PROMPT_LENGTHS = (7, 300)
 TOKEN_CHOICES = 64
 MAX_GAP = {torch.float32: 5e-4, torch.float64: 5e-4}
-"""Largest distance of any token in nats; two implementations in float32 are 1e-4 apart (notes on vLLM, section 2)."""
+"""Largest difference of any token in nats; in float32 vLLM and transformers differ by 1e-4."""
 MEAN_GAP_16_BIT = 0.15
-"""In 16 bits single tokens differ by 0.4 nats, the mean by 0.04: only the mean is judged."""
+"""In 16 bits single tokens differ by 0.4 nats, the mean by 0.04, so only the mean is tested."""
 MOVED = {torch.float32: 1e-4, torch.float64: 1e-4}
 MOVED_16_BIT = 0.05
-"""From how far the trainer has moved on, the same answer bit for bit as before means that nothing arrived."""
+"""If the trainer moved by more than this and the engine by nothing, the weights did not arrive."""
 
 
 class ProbeError(EngineError):
@@ -43,7 +46,7 @@ class ProbeError(EngineError):
 
 @runtime_checkable
 class Probed(Protocol):
-    """What the probe asks of an engine."""
+    """What the probe needs of an engine."""
 
     name: str
     policy: "Policy"
@@ -51,17 +54,17 @@ class Probed(Protocol):
     def draw_probe(
         self, prompts: Sequence[Sequence[int]], requests: list[dict[str, Any]], *, cached: bool
     ) -> list[list[Completion]]:
-        """Completions of requests as vLLM takes them; without `cached`, nothing is read from the prefix cache."""
+        """Completions of requests in vLLM's form; without `cached`, nothing is read from the prefix cache."""
         ...
 
     def distrust(self, why: str) -> None:
-        """Refuse to generate until the weights have been handed over again."""
+        """Refuse to generate until the next transfer of weights."""
         ...
 
 
 @dataclass(frozen=True)
 class _Answer:
-    """What the engine drew and what the trainer says about it: tokens and (N,) log-probabilities, in one order."""
+    """The engine's tokens, with (N,) log-probabilities of the engine and of the trainer in the same order."""
 
     version: int
     tokens: list[list[list[int]]]
@@ -70,16 +73,16 @@ class _Answer:
 
 
 class Probe:
-    """Compares an engine with the trainer.
+    """Compares an engine's log-probabilities with the trainer's.
 
     Args:
-        policy: whose log-probabilities are right.
-        engine: what is tested.
-        every: after the first transfer and every so many.
+        policy: the trainer's policy.
+        engine: the engine under test.
+        every: compare after the first transfer and every `every`-th one.
         dtype: of the engine's weights.
 
     Attributes:
-        gap_mean, gap_max: distances of the last comparison, in nats; None before the first.
+        gap_mean, gap_max: mean and largest difference of the last comparison, in nats; None before the first.
     """
 
     def __init__(self, policy: "Policy", engine: Probed, *, every: int, dtype: torch.dtype) -> None:
@@ -99,27 +102,22 @@ class Probe:
         self._prompts = [[ordinary[(7 * i + 3 * i * i) % len(ordinary)] for i in range(length)] for length in lengths]
 
     def after_sync(self) -> None:
-        """Compare, if it is time to. Every process calls it.
+        """Compare if this transfer is an `every`-th one. Every process calls it.
 
-        Raises:
-            ProbeError: says which fault it is and what to do; the engine refuses to generate until a new transfer.
+        After a `ProbeError`, which names the fault, the engine refuses to generate until a new transfer.
         """
         self._count += 1
         if self._passed and (self._count - 1) % self._every:
             return
         try:
             self.compare()
-        except EngineError as error:  # that it could not draw at all, too
+        except EngineError as error:  # also one that could not draw at all
             self._passed = False
             self._engine.distrust(str(error))
             raise
 
     def compare(self) -> None:
-        """Compare now.
-
-        Raises:
-            ProbeError: the log-probabilities differ.
-        """
+        """Compare now; `ProbeError` if the log-probabilities differ."""
         answer = self._ask(cached=True)
         gap = (answer.engine - answer.trainer).abs()
         self.gap_mean, self.gap_max = float(gap.mean()), float(gap.max())
@@ -128,7 +126,7 @@ class Probe:
             fault = self._fault(answer)
             raise ProbeError(
                 f"{self._engine.name}: on a probe its log-probabilities are {self.gap_mean:.2g} nats from the "
-                f"trainer's (at most {self.gap_max:.2g}) after the weights of version {answer.version} went over: "
+                f"trainer's (at most {self.gap_max:.2g}) after the transfer of version {answer.version}: "
                 f"{fault}"
             )
         rows = self._head_rows()
@@ -137,7 +135,7 @@ class Probe:
 
     def _fault(self, answer: _Answer) -> str:
         before = self._before
-        # Not bit for bit: a server on a busy machine draws in other batches, which rounds otherwise.
+        # Close, not equal: a server batches differently from one draw to the next, which changes the rounding.
         if before is not None and before.tokens == answer.tokens and self._close((answer.engine - before.engine).abs()):
             return (
                 f"stale weights, it answers as it did with version {before.version}. The transfer was lost, or an "
@@ -196,7 +194,7 @@ class Probe:
     def _score(self, tokens: list[list[list[int]]], *, raw: bool = False, head: Tensor | None = None) -> Tensor:
         """(N,) the trainer's log-probabilities over the choices, float64 on the CPU.
 
-        With `raw` over the whole vocabulary at temperature 1; with `head`, rows of it in place of the trainer's own.
+        `raw`: over the whole vocabulary at temperature 1. `head`: rows that replace those of the trainer's head.
         """
         policy = self._policy
         choices = torch.tensor(self._choices, device=policy.device)
@@ -232,9 +230,51 @@ class Probe:
         return bool(gap.mean() <= MEAN_GAP_16_BIT)
 
     def _is_answer_of_before(self, answer: _Answer) -> bool:
-        """True if the trainer has moved on and the engine has not."""
+        """True if the trainer's weights changed since the last comparison and the engine's did not."""
         before = self._before
         if before is None or before.version == answer.version or before.tokens != answer.tokens:
             return False
         moved = float((answer.trainer - before.trainer).abs().max())
         return moved > MOVED.get(self._dtype, MOVED_16_BIT) and torch.equal(answer.engine, before.engine)
+
+
+@dataclass
+class ProbedServer:
+    """One of a client's servers as a `Probed` engine; `distrust` is the client's."""
+
+    name: str
+    policy: "Policy"
+    server: Described
+    model: str | None
+    distrust: Callable[[str], None]
+
+    @property
+    def max_context(self) -> int:
+        """Most tokens of prompt and completion together."""
+        return self.server.max_model_len
+
+    def draw_probe(
+        self, prompts: Sequence[Sequence[int]], requests: list[dict[str, Any]], *, cached: bool
+    ) -> list[list[Completion]]:
+        """Completions of requests in vLLM's form; without `cached`, under a cache salt that was never used."""
+        if not cached:
+            requests = [request | {"cache_salt": secrets.token_hex(8)} for request in requests]
+        servers, version = [self.server], self.policy.version
+        return draw(self.policy, servers, [0] * len(prompts), prompts, requests, version=version, model=self.model)
+
+
+class ServerProbe:
+    """One `Probe` for each server of a client."""
+
+    def __init__(self, servers: Sequence[ProbedServer], *, every: int) -> None:
+        self.probes = [Probe(one.policy, one, every=every, dtype=getattr(torch, one.server.dtype)) for one in servers]
+
+    @property
+    def gap_max(self) -> float | None:
+        """Largest difference of any token on any server, in nats; None before the first comparison."""
+        return max((probe.gap_max for probe in self.probes if probe.gap_max is not None), default=None)
+
+    def after_sync(self) -> None:
+        """`Probe.after_sync` of every server."""
+        for probe in self.probes:
+            probe.after_sync()

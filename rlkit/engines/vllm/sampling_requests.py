@@ -1,10 +1,10 @@
-"""From rlkit's sampling settings to a request that vLLM understands, in the process and over HTTP, and back again.
+"""Translates rlkit's sampling settings into a vLLM request, and vLLM's output into a `Completion`.
 
-One plain dict serves both ways, so that the same (seed, group, completion) gives the same tokens in both. A prompt is
-one request with n = G: vLLM gives its G completions the seeds s, s+1, ..., s+G-1. Nothing is left to a default of the
-checkpoint or the server.
+The same plain dict is used in the process and over HTTP, so the same (seed, group, completion) gives the same tokens in
+both. A prompt is one request with n = G: vLLM gives its G completions the seeds s, s+1, ..., s+G-1. Every setting is
+explicit; no default of the checkpoint or the server applies.
 
-Left out: stop token ids beyond the policy's, beam search, and everything that `SamplingParams` does not name.
+Left out: stop token ids beyond the policy's, beam search, and everything that `SamplingParams` does not have.
 """
 
 import math
@@ -14,17 +14,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rlkit.engine import Completion, EngineError, FinishReason
-from rlkit.engines.token_noise import seed_words
+from rlkit.engines.token_sampler import seed_words
 from rlkit.types import SamplingParams
 
 if TYPE_CHECKING:
     from rlkit.policy import Policy
 
 MIN_TEMPERATURE, MAX_TEMPERATURE = 0.01, 2.0
-"""vLLM draws at 0.01 when asked for less, without an error, and refuses more than 2."""
+"""vLLM silently raises a lower temperature to 0.01, and refuses more than 2."""
 MAX_BIASED_IDS = 1024
-"""Unused ids up to this many are ruled out by a bias on each; more by the list of all allowed ids."""
-
+"""Up to this many unused ids are excluded by a bias on each; more by the list of all allowed ids."""
 
 REGEX_HINT = (
     "With regex=: vLLM's grammar does not know the expression, or a completion came to where no token of the policy's "
@@ -33,10 +32,10 @@ REGEX_HINT = (
 
 
 def request_seed(seed: int, group_id: int) -> int:
-    """The seed of a group's first completion; the others follow it.
+    """Seed of a group's first completion; those of the others follow it.
 
-    Torch's CPU generator looks at the lowest 32 bits only, so it is a hash, not a multiple of some spacing: with P
-    groups of G, two of a step share noise with a probability of about P^2 G / 2^32.
+    A hash, because torch's CPU generator uses the lowest 32 bits only: with P groups of G completions, two groups of a
+    step share noise with a probability of about P^2 G / 2^32.
 
     Example:
         >>> request_seed(0, 1) == request_seed(0, 1), request_seed(0, 1) == request_seed(0, 2)
@@ -49,13 +48,10 @@ def request_seed(seed: int, group_id: int) -> int:
 def vllm_request(
     policy: "Policy", params: SamplingParams, *, num_generations: int, seed: int, group_id: int
 ) -> dict[str, Any]:
-    """The settings of one prompt's request as plain numbers, with vLLM's names.
+    """The settings of one prompt's request, as fields of POST /v1/completions.
 
-    They are the keywords of `vllm.SamplingParams` and the fields of POST /v1/completions alike, except
-    `structured_outputs`, a dict with the key "regex", which in the process becomes a `StructuredOutputsParams`.
-
-    Raises:
-        ValueError: a temperature that vLLM would change or refuse.
+    They are also the keywords of `vllm.SamplingParams`, except that `structured_outputs`, a dict with the key "regex",
+    becomes a `StructuredOutputsParams`. `ValueError` for a temperature that vLLM would change or refuse.
     """
     if not MIN_TEMPERATURE <= params.temperature <= MAX_TEMPERATURE:
         raise ValueError(
@@ -77,7 +73,7 @@ def vllm_request(
         "stop": list(params.stop_strings),
         "stop_token_ids": list(policy.eos_ids),
         "ignore_eos": False,
-        "skip_special_tokens": False,  # a stop string may be written with them
+        "skip_special_tokens": False,  # a stop string may contain them
         "logprobs": 0,
     }
     unused = policy.unused_ids
@@ -91,12 +87,12 @@ def vllm_request(
 
 
 def truncates_in_vllm(policy: "Policy", params: SamplingParams) -> bool:
-    """True if vLLM's processed log-probabilities are not those of softmax(logits / temperature) over all tokens."""
+    """True if vLLM's processed log-probabilities differ from log softmax(logits / temperature) over all tokens."""
     return params.truncates or bool(policy.unused_ids)
 
 
 class NotFiniteError(EngineError):
-    """An engine drew NaN; its cache of keys and values may hold some."""
+    """An engine returned NaN log-probabilities; its KV cache may hold NaN."""
 
     def __init__(self, where: str) -> None:
         super().__init__(
@@ -115,22 +111,9 @@ def completion_of(
     version: int | None,
     where: str,
 ) -> Completion:
-    """One output of vLLM, checked.
-
-    Args:
-        policy: whose completion it is.
-        token_ids: the sampled tokens; the end-of-sequence token is among them.
-        logp: one log-probability a token.
-        finish_reason: vLLM's word: "stop" or "length".
-        version: of the weights, if the engine said.
-        where: name of the engine, for messages.
-
-    Raises:
-        NotFiniteError: a log-probability is NaN.
-        EngineError: aborted, cut off, a missing log-probability, or an id that no tokenizer has.
-    """
+    """Convert one output of vLLM; `EngineError` if it is cut off, lacks a log-probability, or is of another model."""
     if finish_reason == "error":
-        raise EngineError(f"{where}: vLLM ended a completion by an error of its own; its log says which. {REGEX_HINT}")
+        raise EngineError(f"{where}: vLLM ended a completion with an internal error; its log says which. {REGEX_HINT}")
     if finish_reason not in ("stop", "length"):
         raise EngineError(
             f"{where}: a completion ended with {finish_reason!r}: it was cut off before it was done (the engine was "

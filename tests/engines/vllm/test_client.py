@@ -19,7 +19,7 @@ from builders import tiny_policy
 pytest.importorskip("vllm", reason="no vLLM here: make test-vllm")
 
 from builders import SIZE, vllm_model, vllm_policy
-from engines.contract import EngineContract
+from engines.contract import WeightsContract
 from engines.sampling_helpers import groups_of
 from engines.vllm.attacks import PASSED, REFUSED, status_of
 from engines.vllm.server_helpers import (
@@ -44,9 +44,9 @@ import rlkit as rl
 from rlkit.engine import EngineError
 from rlkit.engines.vllm.connection import Remote
 from rlkit.engines.vllm.guard import secret_for
-from rlkit.engines.vllm.server_settings import free_port
 from rlkit.engines.vllm.weight_transfer import finish, trl_client
 from rlkit.engines.weights import named_weights
+from rlkit.support.processes import free_port
 
 pytestmark = pytest.mark.vllm
 
@@ -197,7 +197,7 @@ def test_every_step_samples_from_the_weights_of_that_step(policy):
 
 
 def test_greedy_tokens_are_those_of_the_transformers_engine_also_after_steps(policy):
-    """The likeliest token needs no seed, so two engines must agree on each (trap 1: a stale head)."""
+    """The likeliest token needs no seed, so two engines must agree on each (vLLM on a CPU may keep a stale head)."""
     for _ in range(2):
         served = draw(policy, top_k=1, max_completion_length=16)
         own = rl.sample(
@@ -208,7 +208,7 @@ def test_greedy_tokens_are_those_of_the_transformers_engine_also_after_steps(pol
 
 
 def test_a_long_prompt_is_not_answered_from_the_cache_of_older_weights(policy):
-    """Two whole blocks of vLLM's prefix cache fit into the prompt (known_faults B50)."""
+    """Two whole blocks of vLLM's prefix cache fit into the prompt: values of older weights would be reused."""
     for _ in range(3):
         rollout = draw(policy, [LONG_PROMPT])
         assert sampler_gap(policy, rollout) < GAP
@@ -307,7 +307,7 @@ def subject(server):
     return rl.VLLMServer(vllm_policy(), url=server.url, probe_every=1)
 
 
-class TestServer(EngineContract):
+class TestServer(WeightsContract):
     def break_a_transfer(self, subject):
         def half():
             yield from list(named_weights(subject.policy))[:9]
@@ -362,7 +362,7 @@ def test_the_probe_catches_weights_of_one_step_before(server, fault, message, mo
 
 
 def test_the_probe_catches_a_tied_head_that_was_forgotten(server, monkeypatch, tmp_path):
-    """vLLM's own reload of a saved checkpoint, which names a tied weight once: the packed head stays (trap 1)."""
+    """vLLM's own reload of a saved checkpoint, which names a tied weight once: the packed head stays."""
     policy = vllm_policy()
     engine = policy.use(rl.VLLMServer(policy, url=server.url, probe_every=1)).engine
     step(policy, draw(policy))
@@ -393,7 +393,7 @@ def test_the_probe_catches_a_cache_that_was_not_reset(server, monkeypatch):
 
     monkeypatch.setattr("rlkit.engines.vllm.weight_transfer.finish", finish_without_reset)
     monkeypatch.setattr(
-        "rlkit.engines.vllm.weight_transfer.paused", contextlib.nullcontext
+        "rlkit.engines.vllm.connection.Remote.paused", contextlib.nullcontext
     )  # vLLM's pause resets it too
     with pytest.raises(rl.engines.ProbeError, match="stale prefix cache"):
         draw(policy)
@@ -487,7 +487,7 @@ def test_weights_that_cannot_be_read_do_not_end_the_server(server, policy, tmp_p
 
 
 def test_a_reload_that_another_client_broke_off_is_mended_by_the_next_sync(server, policy):
-    """vLLM's own reload of a folder that is not there leaves layers without storage (trap 3)."""
+    """vLLM's own reload of a folder that is not there leaves layers without storage."""
     before = groups_of(draw(policy))
     with pytest.raises(OSError, match="500"):
         raw(server.url, "POST", "/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": "/nowhere"}})
@@ -547,7 +547,7 @@ def test_an_interrupt_drops_the_requests_and_the_next_call_works(server, policy,
 
 
 def test_a_client_that_was_killed_is_replaced_by_the_next_one(server, policy, folder):
-    """Killed while it trains, and as if killed between pause and resume (known_faults B58)."""
+    """Killed while it trains, and as if killed between pause and resume."""
     with subprocess.Popen([sys.executable, CLIENT, "forever", server.url, folder], stdout=subprocess.PIPE) as client:
         assert client.stdout.readline() == b"step\n"
         client.kill()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from builders import vllm_policy
-from engines.contract import LOGP_ATOL, PROMPTS, EngineContract, draw, step, tokens_of
+from engines.contract import LOGP_ATOL, PROMPTS, WeightsContract, draw, step, tokens_of
 
 import rlkit as rl
 from rlkit.engine import EngineError
@@ -46,7 +46,7 @@ def subject():
     engine.close()
 
 
-class TestColocate(EngineContract):
+class TestColocate(WeightsContract):
     def break_a_transfer(self, subject):
         def half():
             for place, (name, tensor) in enumerate(list(named_weights(subject.policy))):
@@ -273,7 +273,7 @@ def test_adapters_follow_their_updates_and_the_model_stays_bit_for_bit(make, mod
     torch.testing.assert_close(rollout.sampler_logp, rl.compute_logps(policy, rollout), rtol=0, atol=LOGP_ATOL)
     with policy.model.disable_adapter():
         off = rl.compute_logps(policy, rollout)
-    assert float((off - rollout.sampler_logp).abs().max()) > 100 * LOGP_ATOL  # known_faults B56: it shows
+    assert float((off - rollout.sampler_logp).abs().max()) > 100 * LOGP_ATOL  # an adapter that is ignored shows
     now = policy.model.state_dict()
     assert all(torch.equal(now[name], tensor) for name, tensor in base.items())
 
@@ -460,7 +460,7 @@ print("a good guest")
 
 @pytest.mark.parametrize("joined", [False, True])
 def test_it_is_a_guest_in_the_process(joined, tmp_path):
-    """Without beartype, which draws from Python's random state itself. There is no C++ compiler (trap 9)."""
+    """Without beartype, which draws from Python's random state itself. There is no C++ compiler."""
     script = tmp_path / "guest.py"
     tests = str(Path(__file__).parents[2])
     script.write_text(GUEST.format(tests=tests, joined=joined), encoding="utf-8")

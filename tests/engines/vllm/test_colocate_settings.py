@@ -5,7 +5,7 @@ import torch
 from builders import vllm_policy
 
 from rlkit.engines.vllm.colocate_settings import checked_length, checked_lora, llm_settings
-from rlkit.engines.vllm.process_guard import settings_kept
+from rlkit.engines.vllm.preserved_state import settings_kept
 
 
 @pytest.mark.parametrize("length", [0, 1, -5])

@@ -16,10 +16,10 @@ from waiting import LONG, main_thread_is_in, until
 import rlkit as rl
 from rlkit.engine import EngineError
 from rlkit.engines.vllm.connection import Remote, run_apart
-from rlkit.engines.vllm.server_settings import free_port
-from rlkit.engines.vllm.transfer_choice import choose_way
+from rlkit.engines.vllm.weight_transfer import choose_way
 from rlkit.engines.vllm.worker_extension import shapes_of_config
 from rlkit.engines.weights import is_tied, manifest, named_weights
+from rlkit.support.processes import free_port
 from rlkit.types import SamplingParams
 
 
@@ -78,14 +78,14 @@ OLD = {"/version": {"version": "0.11.0"}, "/weight_info": (404, {}), "/is_sleepi
 @pytest.mark.parametrize(
     ("answers", "message"),
     [
-        ({"/version": (404, "nothing here")}, r"is no vLLM server"),
+        ({"/version": (404, "nothing here")}, r"is not a vLLM server"),
         (NO_DEV, r"vLLM 0.32.0\) runs without development mode.*rlkit serve MODEL.*VLLM_SERVER_DEV_MODE=1"),
         (OLD, r"vLLM 0.11.0 at 127.0.0.1:\d+ is too old.*pip install 'vllm>=0.32'"),
         ({"/collective_rpc": (500, "Internal Server Error")}, r"no rlkit in its workers.*--worker-extension-cls rlkit"),
         ({"/version": (401, "the secret is missing")}, r"asks for a secret.*rlkit serve says in which file"),
         ({"/v1/models": (401, {"error": "Unauthorized"})}, r"asks for a secret.*Set VLLM_API_KEY .*token="),
         ({"/health": (421, "unknown")}, r"not know itself by the name '127.0.0.1'. Start it with RLKIT_SERVE_HOSTS="),
-        ({"/health": (404, "File not found")}, r"is no vLLM server \(it has no /health\). url= is its root"),
+        ({"/health": (404, "File not found")}, r"is not a vLLM server \(it has no /health\). url= is its root"),
         ({"/health": HANG}, r"no vLLM server answered at 127.0.0.1:\d+ within 0.5 s \(timed out\)"),
     ],
     ids=[
@@ -338,7 +338,7 @@ def test_an_adapter_alone_wants_the_base_weights_of_the_start(replaced, name, re
         ("auto", "127.0.0.1:1", None, "shm"),
         ("auto", "127.0.0.1:1", "/shared", "disk"),
         ("auto", "http://node7:1", "/shared", "disk"),
-        ("auto", "http://node7:1", None, "no way to bring weights to node7:1"),
+        ("auto", "http://node7:1", None, "no way to transfer weights to node7:1"),
         ("shm", "127.0.0.1:1,node7:1", None, "but node7:1 is not"),
         ("disk", "127.0.0.1:1", None, "needs folder="),
         ("tape", "127.0.0.1:1", None, "must be one of auto, shm, disk, nccl"),

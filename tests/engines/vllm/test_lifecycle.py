@@ -1,4 +1,4 @@
-"""The order of sleep, wake, load, reset and generate (known_faults B47 to B50), on a recorder of the engine's calls."""
+"""The order of sleep, wake, load, reset and generate, on a recorder of the engine's calls."""
 
 import pytest
 

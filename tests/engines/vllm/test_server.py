@@ -16,10 +16,12 @@ from waiting import LONG, alive, until
 
 import rlkit as rl
 from rlkit.cli import main
-from rlkit.engines.vllm import server, server_settings
+from rlkit.engines.vllm import launcher, server, server_settings
 from rlkit.engines.vllm.llm import InProcessLLM
-from rlkit.engines.vllm.served_model import save_served
-from rlkit.engines.vllm.server_settings import ServerSettings, check_port, free_port, serve_command, serve_environment
+from rlkit.engines.vllm.server import save_served
+from rlkit.engines.vllm.server_settings import ServerSettings, check_port, serve_command, serve_environment
+from rlkit.support import processes
+from rlkit.support.processes import free_port
 
 # A server that cannot be asked to end: it ignores SIGTERM, and has a child in its session, as vLLM has its engine core.
 STUBBORN = """
@@ -35,14 +37,14 @@ SUPERVISOR = """
 import os, sys
 from pathlib import Path
 sys.path.insert(0, {folder!r})
-import supervisor
+import launcher
 command = [sys.executable, "-c", {stubborn!r}, sys.argv[1], sys.argv[2]]
 ready = Path(sys.argv[1]).exists
-raise SystemExit(supervisor.supervise(command, os.environ, is_ready=ready, on_ready=lambda: print("ready", flush=True),
-                                     parent=int(sys.argv[3]) or None, grace=0.3))
+raise SystemExit(launcher.supervise(command, os.environ, is_ready=ready, on_ready=lambda: print("ready", flush=True),
+                                   parent=int(sys.argv[3]) or None, grace=0.3))
 """
 
-SUPERVISOR = SUPERVISOR.format(stubborn=STUBBORN, folder=str(Path(server_settings.__file__).parent))
+SUPERVISOR = SUPERVISOR.format(stubborn=STUBBORN, folder=str(Path(launcher.__file__).parent))
 
 
 @pytest.mark.parametrize(
@@ -209,8 +211,8 @@ def test_a_dead_supervisor_takes_the_launcher_with_it(tmp_path):
     if not sys.platform.startswith("linux"):
         pytest.skip("Linux only")
     child = (
-        f"import os, sys, time\nsys.path.append({str(Path(server_settings.__file__).parent)!r})\n"
-        "from parent_death import die_with_parent\n"
+        f"import os, sys, time\nsys.path.append({str(Path(processes.__file__).parent)!r})\n"
+        "from processes import die_with_parent\n"
         "die_with_parent(os.getppid())\nprint(os.getpid(), flush=True)\ntime.sleep(600)\n"
     )
     parent_code = f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {child!r}])\n"

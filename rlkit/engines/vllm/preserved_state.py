@@ -1,8 +1,8 @@
-"""What a library that believes the process to be its own must leave as it was: vLLM is a guest here.
+"""Process-wide state of the trainer that vLLM changes, restored by context managers.
 
-Measured on vLLM 0.32 (notes on vLLM, traps 6 to 8): making an engine seeds Python, numpy and torch anew, and every
-generation draws from torch's global generator even with a seed for each request; `torch.set_num_threads` is replaced by
-nothing; closing an engine destroys the trainer's process group.
+In vLLM 0.32 making an engine reseeds Python, numpy and torch and replaces `torch.set_num_threads` by a no-op; every
+generation draws from torch's global generator, even with a seed for each request; closing an engine destroys the
+default process group.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ import torch.distributed as dist
 
 @contextlib.contextmanager
 def random_states_kept() -> Iterator[None]:
-    """The random states of Python, numpy and torch (all devices) are afterwards what they were before."""
+    """Restore the random states of Python, numpy and torch (all devices)."""
     own, array = random.getstate(), np.random.get_state()  # noqa: NPY002 - the global one is what vLLM seeds
     host = torch.get_rng_state()
     devices = torch.cuda.get_rng_state_all() if torch.cuda.is_available() and torch.cuda.is_initialized() else []
@@ -37,9 +37,9 @@ def random_states_kept() -> Iterator[None]:
 
 @contextlib.contextmanager
 def settings_kept() -> Iterator[None]:
-    """Torch's number of threads, the function that sets it, and the precision of float32 products are kept.
+    """Restore torch's number of threads, the function that sets it, the float32 matmul precision and the current GPU.
 
-    So is the current GPU. The precision and the GPU are set by vLLM's worker for GPUs (read in its source, not run).
+    vLLM's GPU worker sets the last two (read in its source, not run).
     """
     count, function, precision = torch.get_num_threads(), torch.set_num_threads, torch.get_float32_matmul_precision()
     device = torch.cuda.current_device() if torch.cuda.is_available() and torch.cuda.is_initialized() else None
@@ -55,7 +55,7 @@ def settings_kept() -> Iterator[None]:
 
 @contextlib.contextmanager
 def default_group_kept(keep: bool) -> Iterator[None]:
-    """With `keep`, nothing inside can destroy torch.distributed's default group; other groups it can."""
+    """With `keep`, `destroy_process_group` inside spares torch.distributed's default group."""
     original: Callable[..., None] = dist.destroy_process_group
 
     def spare(group: Any = None) -> None:
@@ -74,7 +74,7 @@ def default_group_kept(keep: bool) -> Iterator[None]:
 
 @contextlib.contextmanager
 def environment(values: Mapping[str, str], *, force: Mapping[str, str] | None = None) -> Iterator[None]:
-    """Environment variables for the time inside: those of `values` where the user has not set them, `force` always."""
+    """Temporarily set environment variables: `values` where they are unset, `force` always."""
     wanted = {name: value for name, value in values.items() if name not in os.environ} | dict(force or {})
     before = {name: os.environ.get(name) for name in wanted}
     os.environ.update(wanted)
@@ -89,10 +89,10 @@ def environment(values: Mapping[str, str], *, force: Mapping[str, str] | None = 
 
 
 class DeferredInterrupt:
-    """Ctrl-C waits until the code inside says that it may come: in the middle of a step it would leave half a state.
+    """Holds back Ctrl-C until `deliver` is called: in the middle of a step it would leave an inconsistent state.
 
-    The handler that was there before gets the signal, so that `run.steps` and the notebook's kernel behave as ever. In
-    a background thread there are no signals to defer.
+    The previous handler (of `run.steps`, of the notebook's kernel) then gets the signal. In a background thread there
+    are no signals to defer.
     """
 
     def __init__(self) -> None:
@@ -111,7 +111,7 @@ class DeferredInterrupt:
             self.deliver()
 
     def deliver(self) -> None:
-        """Hand on a signal that came; what the handler of before raises comes out here."""
+        """Call the previous handler if a signal came; its exception is raised here."""
         if self._pending is not None:
             (number, frame), self._pending = self._pending, None
             if callable(self._handler):

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tolerances import EXACT
 
-from rlkit.engines import token_noise as draw_module
-from rlkit.engines.token_noise import BELOW_ONE, build_processors, draw, uniform_noise
+from rlkit.engines import token_sampler as draw_module
+from rlkit.engines.token_sampler import BELOW_ONE, build_processors, draw, uniform_noise
 from rlkit.types import SamplingParams
 
 JUST_BELOW_ONE = math.nextafter(1.0, 0.0)
