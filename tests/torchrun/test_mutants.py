@@ -31,7 +31,7 @@ class Mutant:
 MUTANTS = [
     Mutant(
         "per-rank mean",
-        "step.py",
+        "update_means.py",
         "collectives.sums(local).items()",
         "local.items()",
         ("uneven",),
