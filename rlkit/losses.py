@@ -1,23 +1,22 @@
-"""Losses, as pure functions of tensors, and the small frozen objects through which `loss_step` calls them.
+"""Losses: pure functions of tensors, and the objects through which `loss_step` calls them.
 
-A loss returns its value *before* the mean: (B,) for one per sequence (RLOO, A*-PO), or (B,T) for one per token.
-`loss_step` takes the mean over what counts in the whole update (rows with a loss token, or loss tokens), whatever the
-split into micro-batches or ranks. That is why a loss never divides by anything itself.
+A loss returns its values *before* the mean: (B,), one per sequence (RLOO, A*-PO), or (B,T), one per token. `loss_step`
+takes the mean over the rows, or tokens, that count in the whole update, whatever the split into micro-batches or ranks.
 
-To write your own, pass any function of a `LossInputs`:
+To write your own, pass any function of a `LossInputs`, or a subclass of `Loss`:
 
     def reinforce(x: LossInputs):
         return -x.logp * x.advantages[:, None]           # (B,T): a mean over tokens
 
 Sources: Ahmadian et al. 2024 (arXiv 2402.14740) and TRL's RLOOTrainer for `rloo_loss`; Brantley et al. 2025
-(arXiv 2505.20686) and TRL's A2POTrainer for `a2po_loss`. Left out of RLOO: per-token clipping, a KL term in the loss
-(in the form k1 its gradient would not depend on the reference; here KL goes into the reward).
+(arXiv 2505.20686) and TRL's A2POTrainer for `a2po_loss`. Left out of RLOO: per-token clipping, and a KL term in the
+loss (the gradient of the k1 term would not depend on the reference; here the KL is part of the reward).
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float
@@ -29,7 +28,7 @@ MAX_LOG_RATIO = 20.0
 
 @dataclass(frozen=True, eq=False)
 class LossInputs:
-    """What a loss may look at, for the rows of one micro-batch. All masked slots hold 0.
+    """What a loss is computed from: the rows of one micro-batch. All masked slots hold 0.
 
     Attributes:
         logp: (B,T) log-probabilities of the policy, with gradient.
@@ -53,10 +52,79 @@ class LossInputs:
 LossFunction = Callable[[LossInputs], Tensor]
 
 
+@runtime_checkable
+class Loss(Protocol):
+    """What `loss_step` reads of a loss. Inherit it to get the defaults; of a plain function they hold (`as_loss`).
+
+    Attributes:
+        needs_reference: `loss_step` must be given `ref_logps`.
+        needs_entropy_grad: `LossInputs.entropy` carries a gradient (costs memory).
+        zero_advantage_is_no_signal: a step whose advantages are all 0 is skipped; true where the loss is proportional
+            to the advantage, false for a regression.
+        epsilon, epsilon_high: clip range of the ratio, which an `Update` records; None without a clip.
+    """
+
+    needs_reference: bool = False
+    needs_entropy_grad: bool = False
+    zero_advantage_is_no_signal: bool = False
+    epsilon: float | None = None
+    epsilon_high: float | None = None
+
+    def __call__(self, x: LossInputs, /) -> Tensor:
+        """(B,) loss of each sequence or (B,T) loss of each token, before any mean."""
+        ...
+
+    def row_metrics(self, x: LossInputs, /) -> Mapping[str, Tensor]:
+        """(B,) values by metric name: averaged over the rows, or reduced as a name that ends in _min or _max says.
+
+        `clip_ratio/low_mean` and `clip_ratio/high_mean`, 1.0 where a row is clipped, also become `Update.clipped`.
+        """
+        return {}
+
+
+class _WithDefaults(Loss):
+    """A function, or an object with some of the attributes of `Loss`; the others have their defaults."""
+
+    def __init__(self, function: Any) -> None:
+        self.function, self.__name__ = function, loss_name(function)
+        for name in (*Loss.__annotations__, "row_metrics"):
+            if hasattr(function, name):
+                setattr(self, name, getattr(function, name))
+
+    def __call__(self, x: LossInputs, /) -> Tensor:
+        return self.function(x)
+
+
+def as_loss(loss: Loss | LossFunction) -> Loss:
+    """The loss with every attribute of `Loss`.
+
+    Raises:
+        TypeError: a class, not callable, or an attribute of another type than `Loss` declares.
+    """
+    if isinstance(loss, type):
+        raise TypeError(f"loss_step: loss is the class {loss.__name__}; write {loss.__name__}().")
+    if not callable(loss):
+        raise TypeError(
+            f"loss_step: loss must be RLOO(), AStarPO() or a function of LossInputs, got {type(loss).__name__}."
+        )
+    full = loss if isinstance(loss, Loss) else _WithDefaults(loss)
+    for name in ("needs_reference", "needs_entropy_grad", "zero_advantage_is_no_signal", "row_metrics"):
+        value = getattr(full, name)
+        if not (callable(value) if name == "row_metrics" else isinstance(value, bool)):
+            expected = "a method" if name == "row_metrics" else "True or False"
+            raise TypeError(f"loss_step: {name} of the loss {loss_name(loss)!r} must be {expected}, got {value!r}.")
+    return full
+
+
+def loss_name(loss: Any) -> str:
+    """Name of a function, or of an object's class."""
+    return getattr(loss, "__name__", type(loss).__name__)
+
+
 def sequence_log_ratio(
     logp: Float[Tensor, "B T"], other: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]
 ) -> Float[Tensor, " B"]:
-    """Sum over the tokens that count of logp - other, in float32 or better; masked slots may hold anything.
+    """Sum of logp - other over the tokens that count, in float32 or better; masked slots may hold anything.
 
     Example:
         >>> sequence_log_ratio(torch.tensor([[0.5, 9.0]]), torch.tensor([[0.2, 1.0]]), torch.tensor([[True, False]]))
@@ -68,7 +136,7 @@ def sequence_log_ratio(
             f"and mask {tuple(mask.shape)}."
         )
     dtype = torch.promote_types(torch.promote_types(logp.dtype, other.dtype), torch.float32)
-    # Masked slots are replaced before the subtraction: inf - inf there would give NaN a way into the gradient.
+    # Masked slots are replaced before the subtraction: inf - inf would put NaN into the gradient.
     kept = torch.where(mask, logp.to(dtype), 0.0) - torch.where(mask, other.to(dtype), 0.0)
     return kept.sum(-1)
 
@@ -76,7 +144,7 @@ def sequence_log_ratio(
 def importance_ratio(
     logp: Float[Tensor, "B T"], old_logp: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]
 ) -> Float[Tensor, " B"]:
-    """Probability of each sequence now over its probability when sampled; the log-ratio is bounded by MAX_LOG_RATIO.
+    """Ratio of each sequence's probabilities under the new and the old policy; its log is bounded by MAX_LOG_RATIO.
 
     Example:
         >>> importance_ratio(torch.tensor([[0.1, 0.2]]), torch.tensor([[0.1, 0.2]]), torch.tensor([[True, True]]))
@@ -208,7 +276,7 @@ def _per_row(advantages: Tensor, like: Tensor, where: str) -> Tensor:
 
 
 @dataclass(frozen=True)
-class RLOO:
+class RLOO(Loss):
     """RLOO's loss with its settings, for `loss_step(..., loss=RLOO(epsilon=0.2))`; the formula is in `rloo_loss`.
 
     Attributes:
@@ -218,21 +286,19 @@ class RLOO:
 
     epsilon: float = 0.2
     epsilon_high: float | None = None
-    needs_reference: ClassVar[bool] = False
-    zero_advantage_is_no_signal: ClassVar[bool] = True
+    zero_advantage_is_no_signal = True
 
     def __post_init__(self) -> None:
         clip_range(self.epsilon, self.epsilon_high)
 
-    def __call__(self, x: LossInputs) -> Float[Tensor, " B"]:
+    def __call__(self, x: LossInputs, /) -> Float[Tensor, " B"]:
         """(B,) loss of each sequence."""
         return rloo_loss(x.logp, x.old_logp, x.mask, x.advantages, epsilon=self.epsilon, epsilon_high=self.epsilon_high)
 
-    def row_metrics(self, x: LossInputs) -> dict[str, Float[Tensor, " B"]]:
+    def row_metrics(self, x: LossInputs, /) -> dict[str, Float[Tensor, " B"]]:
         """1.0 for each row whose ratio is clipped (its gradient is 0), else 0.0: below, above, and either.
 
-        A name that ends in _min or _max is reduced that way over the rows, any other name by the mean.
-        TRL's rule: a ratio below the range is clipped only where the advantage is negative, above only where positive.
+        As in TRL, a ratio below the range is clipped only where the advantage is negative, above only where positive.
         """
         low, high = clip_range(self.epsilon, self.epsilon_high)
         ratio = importance_ratio(x.logp, x.old_logp, x.mask)
@@ -247,7 +313,7 @@ class RLOO:
 
 
 @dataclass(frozen=True)
-class AStarPO:
+class AStarPO(Loss):
     """A*-PO's loss with its setting, for `loss_step(..., loss=AStarPO(beta2=1e-3), ref_logps=...)`; see `a2po_loss`.
 
     Attributes:
@@ -255,19 +321,18 @@ class AStarPO:
     """
 
     beta2: float = 1e-3
-    needs_reference: ClassVar[bool] = True
-    zero_advantage_is_no_signal: ClassVar[bool] = False
+    needs_reference = True
 
     def __post_init__(self) -> None:
         if not (self.beta2 > 0 and math.isfinite(self.beta2)):
             raise ValueError(f"AStarPO: beta2 must be a finite number > 0, got {self.beta2}.")
 
-    def __call__(self, x: LossInputs) -> Float[Tensor, " B"]:
+    def __call__(self, x: LossInputs, /) -> Float[Tensor, " B"]:
         """(B,) loss of each sequence."""
         assert x.ref_logp is not None  # loss_step checks needs_reference
         return a2po_loss(x.logp, x.ref_logp, x.mask, x.advantages, beta2=self.beta2)
 
-    def row_metrics(self, x: LossInputs) -> dict[str, Float[Tensor, " B"]]:
+    def row_metrics(self, x: LossInputs, /) -> dict[str, Float[Tensor, " B"]]:
         """The implicit reward of each row, beta2 * log(pi / pi_ref), in units of reward."""
         assert x.ref_logp is not None
         return {"implicit_reward": implicit_reward(x.logp, x.ref_logp, x.mask, beta2=self.beta2)}

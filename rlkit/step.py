@@ -1,16 +1,16 @@
-"""`loss_step`: one optimizer step on a rollout, in as many micro-batches as memory asks for.
+"""`loss_step`: one optimizer step on a rollout, in micro-batches that fit in memory.
 
-The divisor is counted once, over the whole update and all processes: rows (or tokens) that count in the loss. Each
-micro-batch adds its *sum* over that number, so the gradient does not depend on the split (known_faults B12). Processes
-take the same number of passes; one with fewer micro-batches fills up with passes of weight 0. Masked rows are out of
-the sum and out of the divisor alike (B13). A batch without a trainable token, or whose gradient is exactly 0, steps
-nothing and says so.
+The divisor is counted once, over the whole update and all processes: the rows (or tokens) that count in the loss. Each
+micro-batch adds its *sum* over that number, so the gradient does not depend on the split; a mean of means would weigh
+the tokens of short micro-batches more. Processes take the same number of passes: one with fewer micro-batches adds
+passes of weight 0. Masked rows are in neither the sum nor the divisor. A batch without a trainable token, or whose
+gradient is exactly 0, does not step the optimizer, and the `Update` says why.
 """
 
 import logging
 import math
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -18,12 +18,12 @@ from torch import Tensor
 
 from rlkit.causal_lm import evaluation_mode
 from rlkit.distributed import collectives
-from rlkit.losses import RLOO, LossFunction, LossInputs, importance_ratio
+from rlkit.losses import RLOO, Loss, LossFunction, LossInputs, as_loss, importance_ratio
 from rlkit.step_checks import check_inputs, check_precision, check_tools, check_weights
 from rlkit.strategies.updater import Updater, updater_of, verify_gradients
 from rlkit.support.timing import phase
-from rlkit.token_scorer import EntropyMode
 from rlkit.types import Rollout, Update
+from rlkit.update_means import TOKENS, Piece, Totals, measure, merge, share_of_mean
 
 if TYPE_CHECKING:
     from rlkit.policy import Policy
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 CLIPPED_LOW, CLIPPED_HIGH = "clip_ratio/low_mean", "clip_ratio/high_mean"  # row_metrics of a loss with a clip range
-ROWS, TOKENS = "per row: ", "per token: "  # what a sum is divided by; the loss is a share of the mean already
 
 
 @runtime_checkable
@@ -50,7 +49,7 @@ def loss_step(
     rollout: Rollout,
     advantages: Float[Tensor, " B"],
     *,
-    loss: LossFunction | None = None,
+    loss: Loss | LossFunction | None = None,
     ref_logps: Float[Tensor, "B T"] | None = None,
     old_logps: Float[Tensor, "B T"] | None = None,
     micro_batch_size: int | None = None,
@@ -63,37 +62,34 @@ def loss_step(
 
     Args:
         policy: the policy that `optimizer` was made for.
-        optimizer: any torch optimizer. Gradients that it holds from before are dropped.
+        optimizer: any torch optimizer; gradients from before are dropped.
         rollout: B completions.
-        advantages: (B,) advantages. NaN means that a row has no target: it is left out of the loss and its divisor.
-        loss: `RLOO()` (the default), `AStarPO()`, or your own function of a `LossInputs` that returns (B,) values, one
-            per sequence, or (B,T), one per token. The mean is taken here, over what counts.
+        advantages: (B,) advantages; a row with NaN is left out of the loss and its divisor.
+        loss: `RLOO()` (the default), `AStarPO()`, a `Loss` of your own, or a function of a `LossInputs` that returns
+            (B,) or (B,T) values. The mean is taken here.
         ref_logps: (B,T) log-probabilities of the reference, for losses that need them.
-        old_logps: (B,T) log-probabilities before the first update on this rollout. None on the first update: the ratio
-            is then exactly 1. For further updates on the same rollout pass `first_update.logp`; without them the step
-            would not be corrected, and a warning says so.
+        old_logps: (B,T) log-probabilities before the first update on this rollout; None on the first update. For
+            further updates pass `first_update.logp`: without it the ratio is taken as 1, and a warning says so.
         micro_batch_size: rows per forward and backward pass; None takes all at once. The result is the same.
         max_grad_norm: clip the gradient's total norm to this; None does not clip.
         scheduler: stepped once after the optimizer.
-        mask_truncated: leave completions that the length limit cut off out of the loss (their rewards still count in
-            the baseline of their group). The gradient is then biased: the policy does not learn from being cut off, and
-            the other rows weigh more (docs/rloo.md).
-        router_aux_loss_coef: weight of the load-balancing loss of a mixture-of-experts model, >= 0. The balance is that
-            of one pass, weighted by its rows: unlike everything else it depends on the split into micro-batches.
+        mask_truncated: leave completions that the length limit cut off out of the loss (not out of the baseline). This
+            biases the gradient, see docs/rloo.md.
+        router_aux_loss_coef: weight of the load-balancing loss of a mixture-of-experts model, >= 0. It is averaged over
+            the passes by their rows, so unlike everything else it depends on the split into micro-batches.
 
     Returns:
-        An `Update`. If nothing could be learned (`skipped` says why: nothing counts, every advantage of RLOO is 0, or
-        the gradient norm is 0, infinite or NaN) the policy, optimizer and scheduler are unchanged.
+        An `Update`. If `skipped` names a reason (nothing counts, every advantage of RLOO is 0, or the gradient norm is
+        0, infinite or NaN) the policy, optimizer and scheduler are unchanged.
 
     Raises:
-        ValueError: shapes that do not fit, a missing reference, a bad micro_batch_size or max_grad_norm.
-        FloatingPointError: the loss is NaN or infinite: the policy is unchanged and holds no gradient. Or the
-            optimizer's step made weights NaN or infinite: the error names them, and the policy must be loaded again.
+        ValueError: shapes that do not fit, a missing reference, a number out of its range.
+        TypeError: a loss, optimizer or scheduler that cannot be used.
+        FloatingPointError: the loss is NaN or infinite (the policy is unchanged), or the optimizer's step made weights
+            NaN or infinite (the error names them; the policy must be loaded again).
     """
-    loss = RLOO() if loss is None else loss
-    check_inputs(policy, rollout, advantages, loss, ref_logps, old_logps, micro_batch_size, max_grad_norm)
-    if not router_aux_loss_coef >= 0:
-        raise ValueError(f"loss_step: router_aux_loss_coef must be at least 0, got {router_aux_loss_coef}.")
+    loss = as_loss(RLOO() if loss is None else loss)
+    check_inputs(rollout, advantages, loss, ref_logps, old_logps, micro_batch_size, max_grad_norm, router_aux_loss_coef)
     check_tools(policy, optimizer, scheduler)
     if old_logps is None and rollout.policy_version != policy.version:
         logger.warning(
@@ -107,47 +103,15 @@ def loss_step(
     if mask_truncated:
         mask = mask & ~rollout.truncated.to(device)[:, None]
     advantages = torch.where(mask.any(-1), advantages, 0.0)
-
-    totals = _Totals.count(mask, advantages)
-    reason = _nothing_to_learn(totals, loss)
+    batch = _Batch(rollout, advantages, mask, ref_logps, old_logps)
+    totals = Totals.count(mask, advantages)
     updater = updater_of(policy, optimizer)
     updater.zero_grad()
-    if reason is not None:
-        logger.warning("loss_step: update skipped, %s.", reason)
-        logp = entropy = torch.zeros(mask.shape, device=device)
-        with policy.without_gradient():  # an exchange: also for a process without rows
-            if len(rollout):
-                logp, entropy, *_ = policy.score_tokens(rollout)
-        metrics = {"frac_masked": totals.frac_masked, "skipped": 1.0}
-        ratio = _ratio_fields(loss, logp, old_logps, mask, [])
-        return Update(math.nan, metrics, logp, entropy, mask, skipped=reason, **ratio)
+    if (reason := _nothing_to_learn(totals, loss)) is not None:
+        return _skipped(reason, loss, batch, _scores_only(policy, rollout), {"frac_masked": totals.frac_masked})
 
-    size = micro_batch_size or max(1, len(rollout))
-    passes = int(collectives.maxima({"passes": float(math.ceil(len(rollout) / size))})["passes"])
-    pieces = []
-    # Around the backward passes too: gradient checkpointing runs layers again there, and dropout must still be off.
-    with evaluation_mode(policy.model):
-        for number in range(passes):
-            part = slice(number * size, (number + 1) * size)
-            with updater.micro_batch(last=number == passes - 1):
-                if part.start >= len(rollout):  # other processes have more to do
-                    updater.backward(_loss_of_weight_zero(policy, rollout))
-                    continue
-                pieces.append(
-                    _backward(
-                        policy,
-                        updater,
-                        rollout.select(part),
-                        advantages[part],
-                        mask[part],
-                        loss,
-                        totals,
-                        _part(ref_logps, part),
-                        _part(old_logps, part),
-                        router_aux_loss_coef,
-                    )
-                )
-    metrics = _merge(pieces, totals)
+    pieces = _backward_in_passes(policy, updater, batch, loss, totals, micro_batch_size, router_aux_loss_coef)
+    metrics = merge(pieces, totals) | {"frac_masked": totals.frac_masked}
     value = metrics["loss"]
     if not math.isfinite(value):
         updater.zero_grad()
@@ -159,21 +123,13 @@ def loss_step(
         verify_gradients(policy.trainable_parameters(), collectives.gather)
         policy.gradients_checked = True
     grad_norm = updater.clip(math.inf if max_grad_norm is None else max_grad_norm)
-    metrics["grad_norm"] = grad_norm
-    metrics["learning_rate"] = float(optimizer.param_groups[0]["lr"])
-    metrics["frac_masked"] = totals.frac_masked
-    blank = torch.zeros(0, mask.shape[1], device=device)
-    logp = torch.cat([p.logp for p in pieces]) if pieces else blank
-    entropy = torch.cat([p.entropy for p in pieces]) if pieces else blank
-    ratio = _ratio_fields(loss, logp, old_logps, mask, [p.clipped for p in pieces])
+    metrics |= {"grad_norm": grad_norm, "learning_rate": float(optimizer.param_groups[0]["lr"])}
     if not 0 < grad_norm < math.inf:
-        # Where the gradient is 0, weight decay, momentum and the schedule would move weights that nothing speaks about.
+        # With a gradient of 0, weight decay, momentum and the schedule would still move the weights.
         zero = "the gradient is 0 everywhere, as with advantages that are all 0 or where the loss clips every row"
-        reason = zero if grad_norm == 0 else f"the gradient norm is {grad_norm}"
         updater.zero_grad()
-        logger.warning("loss_step: update skipped, %s.", reason)
-        metrics["skipped"] = 1.0
-        return Update(math.nan, metrics, logp, entropy, mask, skipped=reason, **ratio)
+        reason = zero if grad_norm == 0 else f"the gradient norm is {grad_norm}"
+        return _skipped(reason, loss, batch, pieces, metrics)
     if policy.not_finite is None:
         policy.not_finite = check_precision(policy, updater)
     updater.step()
@@ -182,58 +138,75 @@ def loss_step(
         scheduler.step()
     policy.version += 1
     check_weights(policy, updater)
-    metrics["skipped"] = 0.0
-    return Update(value, metrics, logp, entropy, mask, **ratio)
+    return _update(value, loss, batch, pieces, metrics | {"skipped": 0.0})
 
 
-class _Totals:
-    """What the whole update divides by, over all processes."""
+@dataclass(frozen=True, eq=False)
+class _Batch:
+    """The (B,) and (B,T) tensors of a step, on the policy's device except for the log-probabilities given by the user.
 
-    def __init__(self, *, rows: int, tokens: int, all_rows: int, with_signal: int) -> None:
-        self.rows, self.tokens, self.with_signal = rows, tokens, with_signal
-        self.frac_masked = 1 - rows / max(1, all_rows)
+    `mask` is that of the loss; `advantages` are 0 in rows without a token in it.
+    """
 
-    @classmethod
-    def count(cls, mask: Tensor, advantages: Tensor) -> "_Totals":
-        local = {
-            "rows": float(mask.any(-1).sum()),
-            "tokens": float(mask.sum()),
-            "all_rows": float(len(mask)),
-            "with_signal": float((advantages != 0).sum()),
-        }
-        return cls(**{name: int(value) for name, value in collectives.sums(local).items()})
+    rollout: Rollout
+    advantages: Tensor
+    mask: Tensor
+    ref_logps: Tensor | None
+    old_logps: Tensor | None
 
-
-class _Piece:
-    """What one micro-batch leaves behind: its share of the loss, its log-probabilities, and sums and extremes."""
-
-    def __init__(
-        self,
-        loss: float,
-        logp: Tensor,
-        entropy: Tensor,
-        clipped: Tensor | None,
-        sums: dict[str, float],
-        top: dict[str, float],
-    ) -> None:
-        self.loss, self.logp, self.entropy, self.clipped, self.sums, self.top = loss, logp, entropy, clipped, sums, top
+    def select(self, rows: slice) -> "_Batch":
+        ref, old = (None if values is None else values[rows] for values in (self.ref_logps, self.old_logps))
+        return _Batch(self.rollout.select(rows), self.advantages[rows], self.mask[rows], ref, old)
 
 
-def _backward(
+def _nothing_to_learn(totals: Totals, loss: Loss) -> str | None:
+    if totals.tokens == 0:
+        return "no token counts in the loss: every completion is masked or has no reward"
+    if loss.zero_advantage_is_no_signal and totals.with_signal == 0:
+        return "every advantage is 0: all completions of each prompt got the same reward, or none"
+    return None
+
+
+def _scores_only(policy: "Policy", rollout: Rollout) -> list[Piece]:
+    with policy.without_gradient():  # gathers sharded weights, so processes without rows enter it too
+        if not len(rollout):
+            return []
+        scores = policy.score_tokens(rollout)
+        return [Piece(scores.logp, scores.entropy)]
+
+
+def _backward_in_passes(
     policy: "Policy",
     updater: Updater,
-    rollout: Rollout,
-    advantages: Tensor,
-    mask: Tensor,
-    loss: Any,
-    totals: _Totals,
-    ref_logps: Tensor | None,
-    old_logps: Tensor | None,
+    batch: _Batch,
+    loss: Loss,
+    totals: Totals,
+    micro_batch_size: int | None,
     balance: float,
-) -> _Piece:
-    """Forward and backward of one micro-batch; the gradient adds up in the parameters."""
-    entropy: EntropyMode = "grad" if getattr(loss, "needs_entropy_grad", False) else "detached"
-    scores = policy.score_tokens(rollout, entropy=entropy, balance=balance > 0)
+) -> list[Piece]:
+    """Add up the gradient of the whole update, micro-batch by micro-batch; as many passes on every process."""
+    rows = len(batch.rollout)
+    size = micro_batch_size or max(1, rows)
+    passes = int(collectives.maxima({"passes": float(math.ceil(rows / size))})["passes"])
+    pieces = []
+    # Around the backward passes too: gradient checkpointing runs layers again there, and dropout must still be off.
+    with evaluation_mode(policy.model):
+        for number in range(passes):
+            part = slice(number * size, (number + 1) * size)
+            with updater.micro_batch(last=number == passes - 1):
+                if part.start < rows:
+                    pieces.append(_backward(policy, updater, batch.select(part), loss, totals, balance))
+                else:  # other processes have more to do
+                    updater.backward(_loss_of_weight_zero(policy, batch.rollout))
+    return pieces
+
+
+def _backward(policy: "Policy", updater: Updater, batch: _Batch, loss: Loss, totals: Totals, balance: float) -> Piece:
+    """Forward and backward pass of one micro-batch; its gradient is added to the parameters'."""
+    rollout, mask, ref_logps, old_logps = batch.rollout, batch.mask, batch.ref_logps, batch.old_logps
+    scores = policy.score_tokens(
+        rollout, entropy="grad" if loss.needs_entropy_grad else "detached", balance=balance > 0
+    )
     device = scores.logp.device
     sampler_logp = torch.where(mask, rollout.sampler_logp.to(device), 0.0)
     inputs = LossInputs(
@@ -243,76 +216,32 @@ def _backward(
         sampler_logp=sampler_logp,
         entropy=torch.where(mask, scores.entropy, 0.0),
         mask=mask,
-        advantages=advantages,
+        advantages=batch.advantages,
     )
-    share = _share_of_mean(loss(inputs), inputs, totals, loss)
+    share = share_of_mean(loss(inputs), inputs, totals, loss)
     if not share.requires_grad:
         raise ValueError(
             "loss_step: the loss does not depend on the policy's parameters. Expected a loss that uses x.logp with its "
             "gradient."
         )
-    aux = 0.0
+    sums: dict[str, float] = {}
     if scores.balance_loss is not None:
         weighted = scores.balance_loss * (float(mask.any(-1).sum()) / totals.rows)
-        aux, share = float(weighted.detach()), share + balance * weighted
+        share = share + balance * weighted
+        sums["aux_loss"] = float(weighted.detach())
     # Wrappers for several processes average the gradient over them; the mean is over the rows of all.
     updater.backward(share * collectives.size())
     with torch.no_grad():
-        measured = loss.row_metrics(inputs) if hasattr(loss, "row_metrics") else {}
-        sums, top = _measure(measured, mask.any(-1))
+        measured = loss.row_metrics(inputs)
+        top = measure(measured, mask.any(-1), sums)
         gap = (inputs.old_logp - sampler_logp).abs()  # of the policy that sampled: later updates move on from it
         sums |= {"loss": float(share.detach()), TOKENS + "entropy": float(inputs.entropy.sum())}
         sums[TOKENS + "sampler_gap/mean"] = float(gap.sum())
-        if balance > 0:
-            sums["aux_loss"] = aux
         top["sampler_gap/max"] = float(gap.max()) if gap.numel() else 0.0
         clipped = None
         if {CLIPPED_LOW, CLIPPED_HIGH} <= set(measured):
             clipped = (measured[CLIPPED_HIGH] - measured[CLIPPED_LOW]).to(torch.int8)
-    return _Piece(sums["loss"], scores.logp.detach(), scores.entropy.detach(), clipped, sums, top)
-
-
-def _ratio_fields(
-    loss: Any, logp: Tensor, old_logps: Tensor | None, mask: Tensor, clipped: list[Tensor | None]
-) -> dict[str, Any]:
-    """What an Update says of its ratio, row by row; the loss itself looked at one micro-batch at a time."""
-    old = logp if old_logps is None else old_logps.detach().to(logp)
-    known = [part for part in clipped if part is not None]
-    epsilon, high = getattr(loss, "epsilon", None), getattr(loss, "epsilon_high", None)
-    return {
-        "old_logp": old,
-        "ratio": importance_ratio(logp, old, mask),
-        "clipped": torch.cat(known) if known and len(known) == len(clipped) else None,
-        "epsilon": epsilon,
-        "epsilon_high": epsilon if high is None else high,
-    }
-
-
-def _measure(measured: Mapping[str, Tensor], rows: Tensor) -> tuple[dict[str, float], dict[str, float]]:
-    """Sums over the rows that count, and maxima; for a name that ends in _min the maximum of the negated values."""
-    sums, top = {}, {}
-    for name, values in measured.items():
-        values = values.detach()[rows]
-        if name.endswith(("_min", "_max")):
-            values = -values if name.endswith("_min") else values
-            top[name] = float(values.max()) if len(values) else -math.inf
-        else:
-            sums[ROWS + name] = float(values.sum())
-    return sums, top
-
-
-def _share_of_mean(values: Any, x: LossInputs, totals: _Totals, loss: Any) -> Tensor:
-    """This micro-batch's share of the mean over the whole update, from what the loss returned."""
-    if isinstance(values, Tensor) and values.shape == x.advantages.shape:
-        return torch.where(x.mask.any(-1), values, 0.0).sum() / totals.rows
-    if isinstance(values, Tensor) and values.shape == x.mask.shape:
-        return torch.where(x.mask, values, 0.0).sum() / totals.tokens
-    got = f"shape {tuple(values.shape)}" if isinstance(values, Tensor) else type(values).__name__
-    name = getattr(loss, "__name__", type(loss).__name__)
-    raise ValueError(
-        f"loss_step: the loss {name!r} must return a tensor of shape (B,) = {tuple(x.advantages.shape)}, one value per "
-        f"sequence, or (B,T) = {tuple(x.mask.shape)}, one per token; got {got}. loss_step takes the mean itself."
-    )
+    return Piece(scores.logp.detach(), scores.entropy.detach(), clipped, sums, top)
 
 
 def _loss_of_weight_zero(policy: "Policy", rollout: Rollout) -> Tensor:
@@ -326,30 +255,33 @@ def _loss_of_weight_zero(policy: "Policy", rollout: Rollout) -> Tensor:
     return policy.score_tokens(row).logp.sum() * 0.0
 
 
-def _merge(pieces: list[_Piece], totals: _Totals) -> dict[str, float]:
-    """Means over the whole update from the sums of its micro-batches and processes, never means of means."""
-    names = collectives.gather(([*pieces[0].sums], [*pieces[0].top]) if pieces else ([], []))
-    sum_names = list(dict.fromkeys(name for sums, _ in names for name in sums))
-    top_names = list(dict.fromkeys(name for _, top in names for name in top))
-    sums = collectives.sums({name: math.fsum(piece.sums[name] for piece in pieces) for name in sum_names})
-    tops = collectives.maxima(
-        {name: max((piece.top[name] for piece in pieces), default=-math.inf) for name in top_names}
+def _skipped(reason: str, loss: Loss, batch: _Batch, pieces: list[Piece], metrics: dict[str, float]) -> Update:
+    logger.warning("loss_step: update skipped, %s.", reason)
+    return _update(math.nan, loss, batch, pieces, metrics | {"skipped": 1.0}, reason)
+
+
+def _update(
+    value: float,
+    loss: Loss,
+    batch: _Batch,
+    pieces: list[Piece],
+    metrics: dict[str, float],
+    reason: str | None = None,
+) -> Update:
+    blank = torch.zeros(0, batch.mask.shape[1], device=batch.mask.device)
+    logp = torch.cat([piece.logp for piece in pieces]) if pieces else blank
+    old = logp if batch.old_logps is None else batch.old_logps.detach().to(logp)
+    clipped = [piece.clipped for piece in pieces if piece.clipped is not None]
+    return Update(
+        loss=value,
+        metrics=metrics,
+        logp=logp,
+        entropy=torch.cat([piece.entropy for piece in pieces]) if pieces else blank,
+        loss_mask=batch.mask,
+        skipped=reason,
+        old_logp=old,
+        ratio=importance_ratio(logp, old, batch.mask),
+        clipped=torch.cat(clipped) if clipped and len(clipped) == len(pieces) else None,
+        epsilon=loss.epsilon,
+        epsilon_high=loss.epsilon if loss.epsilon_high is None else loss.epsilon_high,
     )
-    divisor = {ROWS: totals.rows, TOKENS: totals.tokens}
-    metrics = {}
-    for name, value in sums.items():
-        kind = next((kind for kind in divisor if name.startswith(kind)), "")
-        metrics[name.removeprefix(kind)] = value / divisor.get(kind, 1)
-    return metrics | {name: -value if name.endswith("_min") else value for name, value in tops.items()}
-
-
-def _part(values: Tensor | None, rows: slice) -> Tensor | None:
-    return None if values is None else values[rows]
-
-
-def _nothing_to_learn(totals: _Totals, loss: Any) -> str | None:
-    if totals.tokens == 0:
-        return "no token counts in the loss: every completion is masked or has no reward"
-    if getattr(loss, "zero_advantage_is_no_signal", False) and totals.with_signal == 0:
-        return "every advantage is 0: all completions of each prompt got the same reward, or none"
-    return None

@@ -1,4 +1,4 @@
-"""What `loss_step` checks: its inputs before anything moves, and the weights after the optimizer's step."""
+"""Checks of `loss_step`: its inputs before anything changes, and the weights after the optimizer's step."""
 
 import inspect
 import logging
@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from rlkit.distributed import collectives
+from rlkit.losses import Loss, loss_name
 from rlkit.strategies.updater import Updater
 from rlkit.types import Rollout
 
@@ -22,7 +23,7 @@ MASTER_WEIGHTS = (
 
 
 def check_tools(policy: "Policy", optimizer: torch.optim.Optimizer, scheduler: Any) -> None:
-    """The optimizer must train this policy, and both must step without arguments: known before anything has moved."""
+    """Refuse an optimizer or scheduler of another policy, or whose step() takes arguments."""
     own = {id(parameter) for parameter in policy.trainable_parameters()}
     given = [id(parameter) for group in optimizer.param_groups for parameter in group["params"]]
     if not own:
@@ -54,16 +55,16 @@ def check_tools(policy: "Policy", optimizer: torch.optim.Optimizer, scheduler: A
 
 
 def check_inputs(
-    policy: "Policy",
     rollout: Rollout,
     advantages: Tensor,
-    loss: Any,
+    loss: Loss,
     ref_logps: Tensor | None,
     old_logps: Tensor | None,
     micro_batch_size: int | None,
     max_grad_norm: float | None,
+    router_aux_loss_coef: float,
 ) -> None:
-    """Shapes, kinds and ranges of what loss_step was given; every error says what was expected and what came."""
+    """Check shapes, types and ranges of the arguments of loss_step."""
     if not isinstance(advantages, Tensor):
         raise TypeError(
             f"loss_step: advantages must be a (B,) tensor, got {type(advantages).__name__}; call "
@@ -75,18 +76,11 @@ def check_inputs(
         )
     if bool(advantages.isinf().any()):
         raise FloatingPointError("loss_step: an advantage is infinite; look at the rewards and at the KL.")
-    if isinstance(loss, type):
-        raise TypeError(f"loss_step: loss is the class {loss.__name__}; write {loss.__name__}().")
-    if not callable(loss):
-        raise TypeError(
-            f"loss_step: loss must be RLOO(), AStarPO() or a function of LossInputs, got {type(loss).__name__}."
-        )
-    if getattr(loss, "needs_reference", False) and ref_logps is None:
+    if loss.needs_reference and ref_logps is None:
         raise ValueError(
-            f"loss_step: {type(loss).__name__} needs ref_logps=rl.compute_logps(reference, rollout); got None."
+            f"loss_step: {loss_name(loss)} needs ref_logps=rl.compute_logps(reference, rollout); got None."
         )
-    tensors: Mapping[str, Tensor | None] = {"ref_logps": ref_logps, "old_logps": old_logps}
-    for name, value in tensors.items():
+    for name, value in (("ref_logps", ref_logps), ("old_logps", old_logps)):
         if value is not None and value.shape != rollout.completion_mask.shape:
             raise ValueError(
                 f"loss_step: {name} must have the rollout's (B,T) shape {tuple(rollout.completion_mask.shape)}, got "
@@ -96,13 +90,15 @@ def check_inputs(
         raise ValueError(f"loss_step: micro_batch_size must be at least 1 or None, got {micro_batch_size!r}.")
     if max_grad_norm is not None and not max_grad_norm > 0:
         raise ValueError(f"loss_step: max_grad_norm must be > 0 or None, got {max_grad_norm}.")
+    if not router_aux_loss_coef >= 0:
+        raise ValueError(f"loss_step: router_aux_loss_coef must be at least 0, got {router_aux_loss_coef}.")
 
 
 def check_precision(policy: "Policy", updater: Updater) -> dict[str, int]:
-    """Before a policy's first update: warn of 16-bit weights; returns how many values of each parameter are not finite.
+    """Warn of 16-bit weights before a policy's first update; returns the number of non-finite values by parameter.
 
-    Half the distance between neighbouring bfloat16 numbers is 2^-9 of their size, in float16 2^-12: a smaller update of
-    a weight is rounded away. In float16 AdamW's eps of 1e-8 is 0 besides, so that 0 / 0 makes weights NaN.
+    An update below 2^-9 of a bfloat16 weight (2^-12 in float16) is rounded away. In float16 AdamW's eps of 1e-8 is
+    also 0, so 0 / 0 makes weights NaN.
     """
     weights = updater.weights()
     short = [part for part in weights.values() if part.is_floating_point() and part.dtype.itemsize <= 2]
@@ -120,9 +116,9 @@ def check_precision(policy: "Policy", updater: Updater) -> dict[str, int]:
 
 
 def check_weights(policy: "Policy", updater: Updater) -> None:
-    """After the optimizer's step: every process raises if some weight became NaN or infinite in it.
+    """Raise, on every process, if the optimizer's step made a weight NaN or infinite.
 
-    Costs one norm of the weights, some 3 % of AdamW's own time; the values are looked at only where it is not finite.
+    Costs one norm of the weights, about 3 % of AdamW's own time; values are inspected only if it is not finite.
 
     Raises:
         FloatingPointError: names the parameter.
@@ -147,8 +143,8 @@ def check_weights(policy: "Policy", updater: Updater) -> None:
 
 
 def _not_finite(weights: Mapping[str, Tensor]) -> dict[str, int]:
-    """How many values of each parameter are NaN or infinite; those without are left out."""
-    if bool(torch.nn.utils.get_total_norm(list(weights.values())).isfinite()):  # 40 times as fast as looking at each
+    """Number of NaN or infinite values by parameter, where there are any."""
+    if bool(torch.nn.utils.get_total_norm(list(weights.values())).isfinite()):  # 40 times faster than counting
         return {}
     counts = {name: int((~part.isfinite()).sum()) for name, part in weights.items()}
     return {name: count for name, count in counts.items() if count}

@@ -102,9 +102,9 @@ MUTANTS = [
     Mutant("mode not restored", "causal_lm.py", "for module in was_training:\n            module.training = True", "for module in was_training:\n            pass", "test_step.py test_policy.py"),
     Mutant("entropy without its normaliser", "token_scorer.py", "return logp, normaliser - expected", "return logp, -expected", "test_step.py"),
     # the loop
-    Mutant("mean of means over micro-batches", STEP, ".sum() / totals.rows", ".sum() / x.mask.any(-1).sum()", "test_step.py"),
-    Mutant("token mean per micro-batch", STEP, ".sum() / totals.tokens", ".sum() / x.mask.sum()", "test_step.py"),
-    Mutant("masked rows in the divisor", STEP, '"rows": float(mask.any(-1).sum())', '"rows": float(len(mask))', "test_step.py"),
+    Mutant("mean of means over micro-batches", "update_means.py", ".sum() / totals.rows", ".sum() / x.mask.any(-1).sum()", "test_step.py"),
+    Mutant("token mean per micro-batch", "update_means.py", ".sum() / totals.tokens", ".sum() / x.mask.sum()", "test_step.py"),
+    Mutant("masked rows in the divisor", "update_means.py", '"rows": float(mask.any(-1).sum())', '"rows": float(len(mask))', "test_step.py"),
     Mutant("truncated completions not masked", STEP, "mask = mask & ~rollout.truncated.to(device)[:, None]", "pass", "test_step.py"),
     Mutant("rows without a target in the loss", STEP, "rollout.completion_mask.to(device) & ~advantages.isnan()[:, None]", "rollout.completion_mask.to(device)", "test_step.py"),
     Mutant("old log-probabilities with gradient", STEP, "old_logps.to(device)).detach(), 0.0)", "old_logps.to(device)), 0.0)", "test_step.py"),

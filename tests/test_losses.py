@@ -11,11 +11,14 @@ from tolerances import EXACT, FLOAT32, FLOAT64
 from rlkit.losses import (
     RLOO,
     AStarPO,
+    Loss,
     LossInputs,
     a2po_loss,
+    as_loss,
     clip_range,
     implicit_reward,
     importance_ratio,
+    loss_name,
     rloo_loss,
     sequence_log_ratio,
 )
@@ -362,3 +365,36 @@ def test_shapes_that_would_broadcast_are_refused(unchecked, loss):
         loss(logps(1), logps(2), MASK, ADVANTAGES[:, None])
     with pytest.raises(ValueError, match=rf"{loss.__name__}: expected one advantage per row \(3,\), got \(1,\)"):
         loss(logps(1), logps(2), MASK, ADVANTAGES[:1])
+
+
+class OnlyAnEntropyFlag:
+    needs_entropy_grad = True
+
+    def __call__(self, x):
+        return -x.entropy
+
+
+def test_a_loss_that_has_only_some_attributes_gets_the_defaults_of_the_others():
+    function = as_loss(lambda x: x.logp)
+    assert isinstance(function, Loss) and not function.needs_reference and function.epsilon is None
+    partial = as_loss(OnlyAnEntropyFlag())
+    assert partial.needs_entropy_grad and not partial.zero_advantage_is_no_signal and partial.epsilon is None
+    assert loss_name(partial) == "OnlyAnEntropyFlag" and loss_name(as_loss(rloo_loss)) == "rloo_loss"
+    whole = RLOO()
+    assert as_loss(whole) is whole and whole.zero_advantage_is_no_signal and not whole.needs_reference
+    assert as_loss(AStarPO()).needs_reference
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("needs_reference", "yes", "needs_reference of the loss 'OnlyAnEntropyFlag' must be True or False, got 'yes'"),
+        ("zero_advantage_is_no_signal", 1, "zero_advantage_is_no_signal of the loss .* got 1"),
+        ("row_metrics", {}, "row_metrics of the loss 'OnlyAnEntropyFlag' must be a method, got {}"),
+    ],
+)
+def test_an_attribute_of_another_type_is_refused_by_name(name, value, message):
+    loss = OnlyAnEntropyFlag()
+    setattr(loss, name, value)
+    with pytest.raises(TypeError, match=message):
+        as_loss(loss)
