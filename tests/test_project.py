@@ -107,6 +107,7 @@ def test_every_extra_that_a_message_names_is_one_of_the_projects():
     assert [Requirement(text).name for text in PROJECT["optional-dependencies"]["regex"]] == ["xgrammar"]
 
 
+@pytest.mark.integration
 def test_a_module_without_a_layer_fails_the_lint(tmp_path):
     """import-linter refuses a module that the contract in pyproject.toml does not list."""
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
@@ -137,11 +138,13 @@ def imported():
     )
 
 
+@pytest.mark.integration
 def test_the_version_stands_in_one_place(imported):
     assert "version" in PROJECT["dynamic"], "rlkit/__init__.py is the one place"
     assert imported["version"] == metadata.version("rlkit-llm")
 
 
+@pytest.mark.integration
 def test_importing_rlkit_loads_nothing_heavy_and_starts_no_gpu(imported):
     assert imported["loaded"] == []
     assert imported["cuda"] is False

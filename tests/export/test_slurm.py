@@ -28,6 +28,8 @@ from rlkit.export.slurm import (
     slurm_job,
 )
 
+pytestmark = pytest.mark.integration
+
 SHIMS = Path(__file__).parent / "shims"
 HANG_SECONDS = LONG  # a job that takes longer hangs
 GRACE = LONG // 2  # seconds that a trainer gets to save: not what these tests are about
