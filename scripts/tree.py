@@ -1,4 +1,4 @@
-"""Draw rlkit's tree in CONTRIBUTING.md: each module at the top and each folder with the first sentence of its docstring.
+"""Draw rlkit's tree in CONTRIBUTING.md: modules at the top and folders, each with the first sentence of its docstring.
 
     make tree
 
