@@ -7,6 +7,7 @@ SHELL := bash
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
 MAKEFLAGS += --no-builtin-rules --no-print-directory
+unexport PYTHONDONTWRITEBYTECODE # without byte code each test process compiles every test again: 4 s
 
 PYTHON ?= python3
 PIP_FLAGS ?= -q
