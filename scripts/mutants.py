@@ -43,6 +43,7 @@ PRELOADED = [
     "pandas",
 ]
 PRELOADED += ["jaxtyping", "beartype", "hypothesis.strategies", "anyio.pytest_plugin", "xdist.plugin"]
+TIERS = "not slow and not browser and not torchrun and not vllm"  # the fast and the integration tests
 BATCH = 20  # faults between two writes of the page
 PATIENCE = 600.0  # seconds for the tests of one fault; one that makes them hang belongs to the machine, not to a test
 
@@ -525,7 +526,7 @@ def pytest_in(folder: Path, tests: list[str], options: tuple[str, ...], first: s
         os.dup2(output.fileno(), 2)
     order = Order(first)
     arguments = "-q --tb=line --show-capture=no -p no:cacheprovider -o testpaths=tests".split()
-    arguments += [*options, *(f"tests/{name}" for name in tests)]
+    arguments += ["-m", TIERS, *options, *(f"tests/{name}" for name in tests)]
     status = pytest.main(arguments, plugins=[order])
     Path("red.json").write_text(json.dumps(order.red), encoding="utf-8")
     atexit._run_exitfuncs()  # multiprocessing leaves them out; rlkit ends its worker processes there

@@ -124,6 +124,14 @@ def vllm_policy(kind="llama", *, peft_config=None, **model_options) -> Policy:
     return load_policy(model, tokenizer=character_tokenizer(), device="cpu", peft_config=peft_config)
 
 
+def lora_config(**options):
+    """An adapter that is not zero: a fresh one has B = 0, so the gradient of A is 0 and half of it is not tested."""
+    from peft import LoraConfig
+
+    options = {"r": 4, "target_modules": ["q_proj", "down_proj"], "init_lora_weights": False} | options
+    return LoraConfig(**options)
+
+
 def letter_policy(*, seed=0) -> Policy:
     """A policy over the five tokens of LETTERS."""
     core = by_character({token: place for place, token in enumerate(LETTERS)}, unknown="<pad>")
@@ -171,6 +179,11 @@ def make_rollout(
         columns=columns or {},
         sampling=sampling or SamplingParams(),
     )
+
+
+def completion_tokens(rollout: Rollout) -> list[list[int]]:
+    """The token ids of each completion, without padding."""
+    return [ids[mask].tolist() for ids, mask in zip(rollout.completion_ids, rollout.completion_mask, strict=True)]
 
 
 def make_scores(rewards: Sequence[float | None], group_id: Sequence[int] | None = None) -> Scores:

@@ -1,6 +1,7 @@
 """The documents say what the code does."""
 
 import importlib.util
+import pkgutil
 import re
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 import rlkit as rl
 
 ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
 def test_the_metrics_page_is_the_declaration():
@@ -17,10 +19,41 @@ def test_the_metrics_page_is_the_declaration():
 
 
 def test_every_link_of_the_readme_and_docs_leads_somewhere():
-    for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]:
-        for target in re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8")):
-            if "://" not in target:
-                assert (page.parent / target).exists(), f"{page.name} links to {target}"
+    for page in PAGES:
+        for path, anchor in re.findall(r"\]\(([^)#]*)#?([^)]*)\)", page.read_text(encoding="utf-8")):
+            if "://" not in path:
+                target = page.parent / path if path else page
+                assert target.exists(), f"{page.name} links to {path}"
+                assert not anchor or anchor in anchors(target), f"{page.name} links to {path}#{anchor}"
+
+
+def anchors(page):
+    """The headings of a page as GitHub makes them into anchors."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_every_path_and_name_in_backticks_exists():
+    """Paths from the repository's folders and names of `rl`. The rows of docs/mutants.md belong to their commits."""
+    folders = "|".join(["rlkit", "tests", "docs", "scripts", "notebooks", "tutorials", "benchmarks"])
+    lost = []
+    for page in set(PAGES) - {ROOT / "docs" / "mutants.md"}:
+        prose = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+        for quoted in re.findall(r"`([^`\n]+)`", prose):
+            paths = re.findall(rf"(?<![\w/.~-])((?:{folders})/[\w./-]*)", quoted)
+            lost += [(page.name, path) for path in paths if not (ROOT / path.rstrip(".")).exists()]
+            names = re.findall(r"(?<![\w./-])rl(?:kit)?((?:\.\w+)+)", quoted)
+            lost += [(page.name, f"rlkit{name}") for name in names if not resolves(f"rlkit{name}")]
+    assert not lost
+
+
+def resolves(name):
+    """Whether a dotted name is a module, or a member of one or of a class in it."""
+    try:
+        pkgutil.resolve_name(name)
+    except (ImportError, AttributeError):
+        return False
+    return True
 
 
 def test_every_public_name_is_documented():
@@ -29,13 +62,26 @@ def test_every_public_name_is_documented():
         assert (thing.__doc__ or "").strip(), name
 
 
-@pytest.fixture(scope="module")
-def mutants():
-    spec = importlib.util.spec_from_file_location("mutants", ROOT / "scripts" / "mutants.py")
+def script(name):
+    """A module of scripts/, which is no package."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
-    sys.modules["mutants"] = module
+    sys.modules[name] = module
     spec.loader.exec_module(module)
     return module
+
+
+def test_the_tree_in_contributing_is_fresh():
+    tree, page = script("tree"), (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    assert tree.drawn_in(page) == page, "run `make tree`"
+    top = {path.name for path in (ROOT / "rlkit").iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
+    drawn = {line.split()[0].rstrip("/") for line in tree.tree().splitlines() if line.startswith("    ")}
+    assert top - {"__init__.py"} <= drawn
+
+
+@pytest.fixture(scope="module")
+def mutants():
+    return script("mutants")
 
 
 def test_every_mutant_still_has_its_line(mutants):

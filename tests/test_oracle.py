@@ -11,6 +11,7 @@ from statistics import NormalDist
 
 import pytest
 import torch
+from builders import completion_tokens
 from tolerances import FLOAT32, FLOAT64
 
 import rlkit as rl
@@ -556,9 +557,7 @@ def tiny_policy(*, seed=0, eos_ids=()):
 
 
 def tokens_of(rollout):
-    return [
-        tuple(ids[mask].tolist()) for ids, mask in zip(rollout.completion_ids, rollout.completion_mask, strict=True)
-    ]
+    return [tuple(tokens) for tokens in completion_tokens(rollout)]
 
 
 def reward_function(rollout):

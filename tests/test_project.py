@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import statistics
 import subprocess
 import sys
@@ -106,6 +107,18 @@ def test_every_extra_that_a_message_names_is_one_of_the_projects():
     assert [Requirement(text).name for text in PROJECT["optional-dependencies"]["regex"]] == ["xgrammar"]
 
 
+@pytest.mark.integration
+def test_a_module_without_a_layer_fails_the_lint(tmp_path):
+    """import-linter refuses a module that the contract in pyproject.toml does not list."""
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    shutil.copytree(ROOT / "rlkit", tmp_path / "rlkit", ignore=lambda _, names: [n for n in names if n == "models"])
+    (tmp_path / "rlkit" / "stray.py").write_text('"""A module in no layer."""\n', encoding="utf-8")
+    command = [Path(sys.executable).with_name("lint-imports"), "--no-cache", "--contract", "layers"]
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LONG, cwd=tmp_path, env=environment)
+    assert done.returncode == 1 and "rlkit.stray" in done.stdout, done.stdout + done.stderr
+
+
 def test_conda_environment_has_the_python_range_and_every_runtime_dependency(conda):
     python, packages, extras = conda
     assert python == SpecifierSet(PROJECT["requires-python"])
@@ -125,11 +138,13 @@ def imported():
     )
 
 
+@pytest.mark.integration
 def test_the_version_stands_in_one_place(imported):
     assert "version" in PROJECT["dynamic"], "rlkit/__init__.py is the one place"
     assert imported["version"] == metadata.version("rlkit-llm")
 
 
+@pytest.mark.integration
 def test_importing_rlkit_loads_nothing_heavy_and_starts_no_gpu(imported):
     assert imported["loaded"] == []
     assert imported["cuda"] is False

@@ -109,6 +109,7 @@ def test_a_saved_record_comes_back_bit_for_bit(make, tmp_path):
     pd.testing.assert_frame_equal(again.to_pandas(), record.to_pandas())
 
 
+@pytest.mark.integration
 def test_a_saved_rollout_is_read_without_a_model(tmp_path):
     """In a new process that never imports transformers."""
     rollout().save(tmp_path / "rollout.pt")

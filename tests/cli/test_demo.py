@@ -8,6 +8,8 @@ import rlkit as rl
 from rlkit.cli import main
 from rlkit.cli.demo_loops import run_demo
 
+pytestmark = pytest.mark.integration
+
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1, 2])

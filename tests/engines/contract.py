@@ -17,7 +17,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from builders import CHARACTERS, EOS
+from builders import CHARACTERS, EOS, completion_tokens
 from waiting import interrupt_when, main_thread_is_in
 
 import rlkit as rl
@@ -41,9 +41,8 @@ def draw(subject, prompts=PROMPTS, **options):
 def tokens_of(rollout):
     """The completions as lists of ids, by group."""
     groups = {}
-    for row in range(len(rollout)):
-        ids = rollout.completion_ids[row][rollout.completion_mask[row]].tolist()
-        groups.setdefault(int(rollout.group_id[row]), []).append(ids)
+    for group, tokens in zip(rollout.group_id.tolist(), completion_tokens(rollout), strict=True):
+        groups.setdefault(group, []).append(tokens)
     return groups
 
 

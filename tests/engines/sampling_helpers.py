@@ -4,6 +4,7 @@ import contextlib
 
 import numpy as np
 import torch
+from builders import completion_tokens
 
 from rlkit.causal_lm import causal_lm_of
 from rlkit.engines.token_sampler import uniform_noise
@@ -13,8 +14,7 @@ from rlkit.types import PromptBatch
 def rows_of(rollout):
     """(prompt ids, completion ids) of each row, without padding."""
     prompts = [ids[mask].tolist() for ids, mask in zip(rollout.prompt_ids, rollout.prompt_mask, strict=True)]
-    done = [ids[mask].tolist() for ids, mask in zip(rollout.completion_ids, rollout.completion_mask, strict=True)]
-    return list(zip(prompts, done, strict=True))
+    return list(zip(prompts, completion_tokens(rollout), strict=True))
 
 
 def groups_of(rollout):

@@ -19,6 +19,8 @@ from rlkit import token_scorer
 from rlkit.causal_lm import find_head
 from rlkit.prompts import make_batch
 
+pytestmark = pytest.mark.integration
+
 PROMPTS = ["1+2=", "12+34=", "a", "99999+1=abc", "x9-7"]  # two of one length
 FALSE_ALARM = 1e-6
 ALLOW_TRUNCATION = pytest.mark.filterwarnings("ignore:sample. top_p, top_k:UserWarning")

@@ -14,6 +14,8 @@ import rlkit as rl
 from rlkit.engine import EngineError
 from rlkit.engines.transformers_engine import TransformersEngine
 
+pytestmark = pytest.mark.integration
+
 GAP = 1e-4  # float32: sampler and trainer
 
 

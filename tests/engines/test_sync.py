@@ -5,7 +5,7 @@ import gc
 
 import pytest
 import torch
-from builders import vllm_policy
+from builders import lora_config, vllm_policy
 from engines.contract import LOGP_ATOL, WeightsContract, draw, step, tokens_of
 from engines.copy_engine import CopyEngine
 
@@ -83,8 +83,8 @@ def test_weights_that_were_changed_without_a_loss_step_go_over_too(engine, chang
 
 
 def test_another_adapter_goes_over_when_it_becomes_the_active_one():
-    peft = pytest.importorskip("peft")
-    config = peft.LoraConfig(r=4, target_modules=["q_proj", "down_proj"], init_lora_weights=False)
+    pytest.importorskip("peft")
+    config = lora_config()
     policy = vllm_policy(peft_config=config)
     policy.model.add_adapter("other", config)
     engine = CopyEngine(policy)

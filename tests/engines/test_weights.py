@@ -4,7 +4,7 @@ import contextlib
 
 import pytest
 import torch
-from builders import assert_identical, character_tokenizer, llama, snapshot, tiny_policy, vllm_policy
+from builders import assert_identical, character_tokenizer, llama, lora_config, snapshot, tiny_policy, vllm_policy
 from safetensors.torch import load_file
 from tolerances import FLOAT32
 from transformers import MixtralConfig, MixtralForCausalLM
@@ -64,16 +64,9 @@ def test_fused_experts_have_the_names_of_their_checkpoint(tmp_path):
     assert all(torch.equal(ours[name], tensor) for name, tensor in saved.items())
 
 
-def lora(**options):
-    from peft import LoraConfig
-
-    options = {"r": 4, "target_modules": ["q_proj", "down_proj"], "init_lora_weights": False} | options
-    return LoraConfig(**options)
-
-
 def adapted(**options):
     model = llama()
-    return rl.load_policy(model, tokenizer=character_tokenizer(), device="cpu", peft_config=lora(**options))
+    return rl.load_policy(model, tokenizer=character_tokenizer(), device="cpu", peft_config=lora_config(**options))
 
 
 @pytest.mark.parametrize("options", [{}, {"use_dora": True}, {"modules_to_save": ["lm_head"]}, {"use_rslora": True}])
@@ -195,7 +188,7 @@ def test_an_adapter_that_is_not_finite_is_not_written(tmp_path):
 
 
 def test_an_adapter_that_unties_the_head_is_refused():
-    policy = vllm_policy(tied=True, peft_config=lora(target_modules=["q_proj", "lm_head"]))
+    policy = vllm_policy(tied=True, peft_config=lora_config(target_modules=["q_proj", "lm_head"]))
     with pytest.raises(ValueError, match="ties its head to the embedding"):
         stream(policy)
 

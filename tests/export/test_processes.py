@@ -10,6 +10,8 @@ import nbformat
 import pytest
 from cells import ROOT, cell, environment, export_text, exported, python
 
+pytestmark = pytest.mark.integration
+
 MEAN_TOLERANCE = 1e-6
 SHORT = {
     "01_rloo": {"max_steps": 3, "batch_size": 4, "num_generations": 4},

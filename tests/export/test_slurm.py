@@ -25,6 +25,8 @@ from rlkit.export.slurm import SlurmSettings, slurm_job
 from rlkit.export.slurm.job import TEMPLATE
 from rlkit.export.slurm.options import add_arguments, from_arguments, launch_command
 
+pytestmark = pytest.mark.integration
+
 SHIMS = Path(__file__).parent / "shims"
 HANG_SECONDS = LONG  # a job that takes longer hangs
 GRACE = LONG // 2  # seconds that a trainer gets to save: not what these tests are about

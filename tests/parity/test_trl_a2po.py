@@ -26,6 +26,8 @@ from tolerances import FLOAT32
 
 import rlkit as rl
 
+pytestmark = pytest.mark.integration
+
 PROMPTS = ("1+2=", "what is 7?", "ab", "9-4=", "hi: 5", "a+b")
 UNSOLVED = (1, 4)  # rows whose reference samples all earn 0
 TRUNCATED = (3, 6, 11, 16, 21)

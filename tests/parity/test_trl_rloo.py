@@ -33,6 +33,8 @@ from transformers import MixtralConfig, MixtralForCausalLM
 
 import rlkit as rl
 
+pytestmark = pytest.mark.integration
+
 ROWS = len(PROMPTS) * GENERATIONS
 TRUNCATED = (1, 6, 7)
 CLIPPING_RATE = 0.04  # of SGD: the first update moves some sequence ratios out of the clip range, and not all

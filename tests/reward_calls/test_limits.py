@@ -24,6 +24,8 @@ import rlkit as rl
 from rlkit.reward_calls import callers, worker
 from rlkit.run.lock import lives
 
+pytestmark = pytest.mark.integration
+
 NAN = float("nan")
 BAD = "bad"
 ROLLOUT = make_rollout((1,) * 6, completions=("a", "bb", BAD, "", "ccc", "d"), group_id=[0, 0, 0, 1, 1, 1])

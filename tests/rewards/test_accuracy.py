@@ -18,6 +18,8 @@ import rlkit as rl
 from rlkit.rewards import Accuracy, accuracy, check_gold
 from rlkit.rewards.math_process import MathProcess, math_process
 
+pytestmark = pytest.mark.integration
+
 CASES = [
     (r"\boxed{\frac{63}{400}}", r"\frac{63}{400}"),
     (r"\boxed{\frac{64}{400}}", r"\frac{63}{400}"),

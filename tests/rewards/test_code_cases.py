@@ -12,6 +12,8 @@ from rlkit.rewards import PythonTests, python_tests
 from rlkit.rewards.answers import code_of
 from rlkit.rewards.code_cases import cases_of
 
+pytestmark = pytest.mark.integration
+
 RIGHT, WRONG = "def solve(x): return 2 * x", "def solve(x): return 0"
 READS, READS_WRONG = "print(2 * int(input()))", "input()\nprint(0)"
 ASSERT = "assert solve(2) == 4"

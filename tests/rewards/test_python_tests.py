@@ -15,6 +15,8 @@ from rlkit.rewards import PythonTests, python_tests
 from rlkit.rewards import code_tests as module
 from rlkit.rewards.code_tests import code_of, own_namespaces
 
+pytestmark = pytest.mark.integration
+
 RAN = "assert globals()"  # the code came to its end
 ADD = ["assert add(1, 2) == 3", "assert add(-1, 1) == 0"]
 

@@ -25,7 +25,7 @@ needs_sandbox = pytest.mark.skipif(
     or sandbox.ctypes.CDLL(None).syscall(sandbox.CREATE_RULESET, None, sandbox.ctypes.c_size_t(0), 1) < 1,
     reason="no Landlock, or no libseccomp",
 )
-pytestmark = needs_sandbox
+pytestmark = [needs_sandbox, pytest.mark.integration]
 
 
 @pytest.fixture(params=["with namespaces", "without"], autouse=True)

@@ -152,6 +152,7 @@ def test_a_log_with_a_broken_line_can_be_cut(tmp_path):
 # --- processes ---
 
 
+@pytest.mark.integration
 def test_runs_that_start_at_once_get_a_folder_each(tmp_path):
     code = (
         "import sys, time, rlkit as rl\n"

@@ -70,6 +70,7 @@ def test_of_several_that_claim_a_folder_at_once_one_gets_it(tmp_path, before):
             claim.communicate("end\n")
 
 
+@pytest.mark.integration
 def test_while_one_takes_over_a_dead_lock_another_waits(tmp_path, monkeypatch):
     """Between the look at the dead one's lock and its end; the other would delete, or lose, what it finds then."""
     (tmp_path / "lock").write_text(json.dumps({"host": socket.gethostname(), "pid": dead_pid()}))

@@ -65,6 +65,7 @@ def test_a_git_that_hangs_is_not_waited_for(tmp_path, monkeypatch):
     assert provenance.git_commit(tmp_path) is None
 
 
+@pytest.mark.integration
 def test_a_script_of_a_repository(repository):
     folder, commit = repository
     done = subprocess.run(

@@ -213,6 +213,7 @@ def test_the_table_of_completions_is_trls_and_bounded(tmp_path):
     assert len(frame) == TABLE_ROWS and frame["completion"].tolist() == [str(row) for row in range(TABLE_ROWS)]
 
 
+@pytest.mark.integration
 def test_nothing_is_imported_for_runs_without_sinks(tmp_path):
     """wandb and trackio take a second each."""
     code = "import sys, rlkit as rl; r = rl.Run('run'); r.log(0, a=1); print({'wandb', 'trackio'} & set(sys.modules))"

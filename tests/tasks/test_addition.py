@@ -103,6 +103,7 @@ def test_shows_itself(addition):
     assert "<table" in page and addition.train[0]["prompt"] in page
 
 
+@pytest.mark.integration
 def test_importing_tasks_does_not_import_datasets():
     # `rlkit` itself is replaced by a bare package, so that this says something of tasks alone
     code = (

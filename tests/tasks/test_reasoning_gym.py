@@ -33,6 +33,7 @@ def policy():
     return tiny_policy(LlamaForCausalLM(config), tokenizer=character_tokenizer(chat_template=CHAT_TEMPLATE))
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(("category", "name"), TEN.items(), ids=TEN)
 def test_ten_tasks_are_sampled_scored_and_trained(category, name, policy, tmp_path):
     task = rl.tasks.load(f"reasoning-gym/{name}", size=6, test_size=2)

@@ -13,7 +13,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "engines"))
 
-from builders import vllm_policy
+from builders import lora_config, vllm_policy
 from copy_engine import CopyEngine
 
 import rlkit as rl
@@ -33,10 +33,8 @@ def main(folder: Path, kind_of_engine: str, kind: str) -> None:
     world = rl.setup(seed=0)
     config = None
     if kind == "lora":
-        from peft import LoraConfig
-
         torch.manual_seed(1)
-        config = LoraConfig(r=4, target_modules=["q_proj", "down_proj"], init_lora_weights=False)
+        config = lora_config()
     policy = vllm_policy(peft_config=config)
     copied = CopyEngine(policy) if kind_of_engine == "copy" else None
     policy, optimizer = world.prepare(policy, lambda params: torch.optim.SGD(params, lr=0.1))

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import torch
-from builders import character_tokenizer, gpt2_with_dropout, llama
+from builders import character_tokenizer, completion_tokens, gpt2_with_dropout, llama, lora_config
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
@@ -28,13 +28,10 @@ def make_policy(kind: str, *, seed: int = 0) -> rl.Policy:
     else:
         model = llama(seed=seed, tied=kind == "tied")
     if kind == "lora":
-        from peft import LoraConfig, get_peft_model
+        from peft import get_peft_model
 
         torch.manual_seed(seed)
-        # Not the fresh adapter, whose B is 0: then the gradient of A is 0 and half of the adapter is not tested.
-        model = get_peft_model(
-            model, LoraConfig(r=4, target_modules=["q_proj", "v_proj", "down_proj"], init_lora_weights=False)
-        )
+        model = get_peft_model(model, lora_config(target_modules=["q_proj", "v_proj", "down_proj"]))
     if kind == "checkpointing":
         model.gradient_checkpointing_enable()
     return rl.load_policy(model, tokenizer=character_tokenizer(), device="cpu")
@@ -75,6 +72,4 @@ def write_json(folder: Path, name: str, values: dict) -> None:
 
 def rows_of(rollout: rl.Rollout) -> list[tuple[int, list[int]]]:
     """(group id, tokens) of each completion, without padding."""
-    lengths = rollout.lengths.tolist()
-    ids = rollout.completion_ids.tolist()
-    return [(group, row[:n]) for group, row, n in zip(rollout.group_id.tolist(), ids, lengths, strict=True)]
+    return list(zip(rollout.group_id.tolist(), completion_tokens(rollout), strict=True))

@@ -128,6 +128,7 @@ def test_without_a_library_of_the_view_there_is_a_picture_and_one_hint(tmp_path,
     assert page.count(f"pip install {name}") == 1 and page.count("<img") >= 8
 
 
+@pytest.mark.integration
 def test_importing_rlkit_needs_no_library_of_the_view():
     """Not one of them is there; an import of any would say which."""
     missing = f"import sys; sys.modules.update(dict.fromkeys({frontend.NEEDED!r}))"
@@ -292,6 +293,7 @@ def check_picture(notebook):
     assert "widgets" not in notebook.metadata and "Traceback" not in nbformat.writes(notebook)
 
 
+@pytest.mark.integration
 def test_in_plain_python_there_are_lines_and_no_widgets(tmp_path):
     code = (
         "import rlkit as rl, sys\nrun = rl.Run('r'); assert run.dashboard(every=2) is None\n"

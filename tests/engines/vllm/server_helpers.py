@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 import psutil
 import torch
+from builders import completion_tokens
 from datasets import Dataset
 from waiting import LONG
 
@@ -41,8 +42,7 @@ def train(policy, steps, *, prompts=PROMPTS, learning_rate=3e-3, length=12):
         rewards = ones_in(rollout)
         advantages = rl.compute_loo_advantage(rewards, group_id=rollout.group_id)
         rl.loss_step(policy, optimizer, rollout, advantages)
-        tokens = [ids[mask].tolist() for ids, mask in zip(rollout.completion_ids, rollout.completion_mask, strict=True)]
-        trace.append((tokens, rewards.tolist(), gap))
+        trace.append((completion_tokens(rollout), rewards.tolist(), gap))
     return trace
 
 
@@ -59,8 +59,7 @@ def two_steps(world, url, folder):
         gap = sampler_gap(policy, rollout)
         advantages = rl.compute_loo_advantage(ones_in(rollout), group_id=rollout.group_id)
         rl.loss_step(policy, optimizer, rollout, advantages)
-        tokens = [ids[mask].tolist() for ids, mask in zip(rollout.completion_ids, rollout.completion_mask, strict=True)]
-        found.append({"tokens": tokens, "gap": gap})
+        found.append({"tokens": completion_tokens(rollout), "gap": gap})
     return found
 
 

@@ -48,6 +48,7 @@ def test_a_scratch_folder_is_made_where_the_dead_have_left_theirs(folder):
     assert list(folder.iterdir()) == []
 
 
+@pytest.mark.integration
 def test_a_process_that_is_killed_leaves_a_folder_that_the_next_one_removes(folder):
     code = (
         f"import sys, tempfile\ntempfile.tempdir = {str(folder)!r}\n"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from builders import vllm_policy
+from builders import lora_config, vllm_policy
 from engines.contract import LOGP_ATOL, PROMPTS, WeightsContract, draw, step, tokens_of
 
 import rlkit as rl
@@ -257,9 +257,7 @@ def test_bfloat16(make):
 
 
 def lora(**options):
-    from peft import LoraConfig
-
-    return LoraConfig(r=4, lora_alpha=16, target_modules=["q_proj", "down_proj"], init_lora_weights=False, **options)
+    return lora_config(lora_alpha=16, **options)
 
 
 @pytest.mark.parametrize("mode", ["merge", "adapter"])

@@ -227,6 +227,7 @@ def test_a_sync_pauses_loads_resets_names_and_resumes(policy):
         assert [path for _, path in calls] == [*LOAD, "/collective_rpc", *NAME]
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(
     ("answers", "message"),
     [
@@ -411,6 +412,7 @@ def test_answers_that_are_no_completions(policy, answer, message):
     assert [path for _, path in calls].count("/v1/completions") == 1  # never asked twice
 
 
+@pytest.mark.integration
 def test_silence_is_an_error_and_slowness_is_not(policy):
     """Slow is what comes after many looks at the counters, of which each sees a token more."""
     whole, looks = {"choices": [choice(policy), choice(policy, index=1)]}, []

@@ -174,6 +174,7 @@ def gone(processes):
     return True
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 0), (signal.SIGINT, 130), (signal.SIGHUP, 129)])
 def test_a_supervisor_that_is_told_to_stop_ends_all(tmp_path, number, status):
     with supervisor(tmp_path) as (process, below):
@@ -182,6 +183,7 @@ def test_a_supervisor_that_is_told_to_stop_ends_all(tmp_path, number, status):
         assert gone(below)
 
 
+@pytest.mark.integration
 def test_a_server_that_ends_by_itself_or_is_killed_leaves_nothing(tmp_path):
     with supervisor(tmp_path) as (process, below):
         below[0].kill()
