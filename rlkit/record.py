@@ -3,9 +3,7 @@
 import abc
 import io
 import os
-import pickle
 import zipfile
-import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from pathlib import Path
@@ -15,7 +13,7 @@ import torch
 from torch import Tensor
 
 from rlkit.support.files import regular, written_whole
-from rlkit.support.text import table_html
+from rlkit.support.text import table_html, visible
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -24,8 +22,6 @@ Prompt = str | list[dict[str, Any]]
 """A prompt or completion as a person sees it: plain text, or a list of chat messages."""
 
 FORMAT_VERSION = 1
-DAMAGE = (pickle.UnpicklingError, zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, ValueError)
-"""What `torch.load` and `zipfile` raise on a file that is not whole."""
 R = TypeVar("R", bound="Record")
 
 
@@ -90,7 +86,7 @@ class Record(abc.ABC):
 
         Raises:
             ValueError: the file holds another kind of record, or none, or is damaged.
-        OSError: it cannot be read, or is not a regular file.
+            OSError: it cannot be read, or is not a regular file.
         """
         try:
             with open(path, "rb", opener=regular) as file:
@@ -98,17 +94,27 @@ class Record(abc.ABC):
                     raise RuntimeError(f"the checksum of {torn} is wrong")
                 file.seek(0)
                 state = torch.load(file, weights_only=True, map_location="cpu")
-        except DAMAGE as error:  # torch would advise to execute what is in it
+        except Exception as error:  # damage may raise anything; torch would advise to execute what is in it
+            if isinstance(error, OSError) and error.filename is not None:
+                raise
             raise ValueError(f"{cls.__name__}.load: {path} is no file that `save` wrote, or is not whole.") from error
-        if not isinstance(state, dict) or state.get("kind") != cls.__name__:
-            found = state.get("kind") if isinstance(state, dict) else type(state).__name__
-            raise ValueError(f"{cls.__name__}.load: {path} holds a {found}.")
+        kind = state.get("kind") if isinstance(state, dict) else type(state).__name__
+        if not isinstance(kind, str) or kind != cls.__name__ or not isinstance(state, dict):
+            raise ValueError(f"{cls.__name__}.load: {path} holds a {visible(str(kind), 80)}.")
+        if type(state.get("format")) is not int or not isinstance(state.get("fields"), dict):
+            raise ValueError(
+                f"{cls.__name__}.load: {path} is no file that `save` wrote: it has no format or no fields."
+            )
         if state["format"] > FORMAT_VERSION:
             raise ValueError(
                 f"{cls.__name__}.load: {path} has format {state['format']}, this rlkit reads up to {FORMAT_VERSION}; "
                 "update rlkit."
             )
-        return cls(**cls._from_plain(state["fields"]))
+        try:
+            return cls(**cls._from_plain(state["fields"]))
+        except Exception as error:  # forged, or of another version: the constructor's words do not name the file
+            said = visible(f"{type(error).__name__}: {error}", 300)
+            raise ValueError(f"{cls.__name__}.load: {path} holds no whole {cls.__name__}: {said}") from error
 
     @classmethod
     def _from_plain(cls, values: dict[str, Any]) -> dict[str, Any]:

@@ -156,6 +156,46 @@ def test_loading_another_kind_of_record_is_refused(tmp_path):
         rl.Rollout.load(tmp_path / "list.pt")
 
 
+NO_RECORDS = {
+    "nothing of a record": {},
+    "no format": {"format": None},
+    "a format in words": {"format": "1"},
+    "no fields": {"fields": None},
+    "fields in a list": {"fields": [1]},
+    "none of the fields": {"fields": {}},
+    "a kind that is a tensor": {"kind": torch.zeros(3)},
+    "a kind that repaints the terminal": {"kind": "\x1b[2J" * 999},
+    **{f"{name} is a number": {"fields": {name: 5}} for name in ("completion_ids", "columns", "sampling", "prompts")},
+    "a field that there is not": {"fields": {"more": 1}},
+    "a field without a name": {"fields": {1: 1}},
+}
+
+
+@pytest.mark.parametrize("changes", NO_RECORDS.values(), ids=NO_RECORDS.keys())
+def test_a_file_that_holds_no_whole_record_is_named(changes, tmp_path):
+    make_rollout((2,)).save(tmp_path / "rollout.pt")
+    state = torch.load(tmp_path / "rollout.pt", weights_only=True)
+    if changes.get("fields"):
+        changes = {"fields": state["fields"] | changes["fields"] if isinstance(changes["fields"], dict) else [1]}
+    torch.save(state | changes if changes else {}, tmp_path / "bad.pt")
+    with pytest.raises(ValueError, match=r"^Rollout\.load: .*bad\.pt ") as caught:
+        rl.Rollout.load(tmp_path / "bad.pt")
+    assert len(str(caught.value)) < 600 and str(caught.value).isprintable()
+
+
+def test_a_zip_of_another_make_is_named(tmp_path):
+    """Flags of a zip's table of contents that make `zipfile` raise what is no sign of damage elsewhere."""
+    make_rollout((2,)).save(tmp_path / "rollout.pt")
+    whole = (tmp_path / "rollout.pt").read_bytes()
+    entry = whole.find(b"PK\1\2")
+    for place, byte in ((6, 99), (8, 99), (10, 99), (28, 255)):  # version, encryption, compression, length of its name
+        damaged = bytearray(whole)
+        damaged[entry + place] = byte
+        (tmp_path / "bad.pt").write_bytes(damaged)
+        with pytest.raises(ValueError, match=r"Rollout\.load: .*bad\.pt is no file"):
+            rl.Rollout.load(tmp_path / "bad.pt")
+
+
 def test_a_column_that_is_not_plain_data_is_refused_and_no_file_is_left(tmp_path):
     record = make_rollout((1,), columns={"answer": (object(),)})
     with pytest.raises(TypeError, match=r"Rollout\.save: expected plain data .* turn other objects into text"):

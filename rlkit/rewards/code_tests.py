@@ -5,8 +5,9 @@ with limits of time, memory and disk; what is left after the time is killed. `sa
 own and Python's, no other processes, no network. Where the kernel allows it, the process also gets its own user,
 network and process namespaces (`unshare`). What a machine cannot protect is said once, in a warning.
 
-What this is not: protection of the tests from the code. Both share a process, so that code can find out how they
-report, or return an object that equals everything.
+Outputs of programs and values of calls are judged in our process, and what is expected of them is not in the code's
+(`code_verdict`). What this is not: protection of tests that are Python. They share a process with the code, which can
+find out how they report, or return an object that equals everything.
 """
 
 import contextlib
@@ -36,6 +37,7 @@ from rlkit.record import Prompt
 from rlkit.rewards.answers import code_of, completion_text
 from rlkit.rewards.code_cases import cases_of
 from rlkit.rewards.code_runner import CHECKED, STARTED
+from rlkit.rewards.code_verdict import longest_output, verdicts, without_answers
 from rlkit.rewards.sandbox import system_calls
 
 logger = logging.getLogger(__name__)
@@ -46,7 +48,9 @@ START_SECONDS = 60.0  # to start Python on a busy machine; the time of the code 
 FILE_SIZE = 16 << 20  # bytes
 DISK = 64 << 10  # KiB of all files of a completion, looked at every `WATCH` seconds
 WATCH = 0.25
+THREADS = 200  # of a completion, looked at likewise: what only waits costs none of its memory
 REPORT = 1 << 20  # bytes of a report at most: code that finds where it goes could send without end
+JSON_BYTES = 14  # of a character: two escapes, escaped once more
 
 
 @dataclass(frozen=True)
@@ -147,8 +151,10 @@ class PythonTests:
 
     def _run(self, job: dict[str, Any], running: set["subprocess.Popen[bytes]"]) -> list[bool]:
         """Which tests passed; none of them if the process did not report."""
-        token = secrets.token_hex(16)
+        token, tests, output = secrets.token_hex(16), job["tests"], longest_output(job["tests"])
         job = job | {
+            "tests": without_answers(tests),
+            "output": output,
             "token": token,
             "seconds": self.timeout,
             "memory": self.memory_mb << 20,
@@ -167,7 +173,8 @@ class PythonTests:
             )
             running.add(process)
             try:
-                report = _report(process, json.dumps(job).encode(), self.timeout, folder)
+                limit = REPORT + JSON_BYTES * output * len(tests)
+                report = _report(process, json.dumps(job).encode(), self.timeout, folder, limit)
             finally:
                 _kill(process)
                 running.discard(process)
@@ -177,13 +184,10 @@ class PythonTests:
                         with contextlib.suppress(BrokenPipeError):
                             stream.close()
         text = report.decode("utf-8", "replace")
-        passed: Any = None
-        if text.startswith(token):
-            with contextlib.suppress(ValueError):  # code has found the token, and writes what it likes
-                passed = json.loads(text.removeprefix(token))
-        if not isinstance(passed, list) or len(passed) != len(job["tests"]):
-            return [False] * len(job["tests"])
-        for test, one in zip(job["tests"], passed, strict=True):
+        if not text.startswith(token):
+            return [False] * len(tests)
+        passed = verdicts(text.removeprefix(token), tests)
+        for test, one in zip(tests, passed, strict=True):
             if one is None:
                 _warn_of_nothing_checked(test["source"])
         return [bool(one) for one in passed]
@@ -202,8 +206,9 @@ def _own_folder() -> Iterator[str]:
             subprocess.run(["rm", "-rf", "--", folder], stderr=subprocess.DEVNULL, check=False)
 
 
-def _report(process: "subprocess.Popen[bytes]", job: bytes, seconds: float, folder: str) -> bytes:
-    """What the process reports; nothing if, after it started the code, it takes too long or fills the disk.
+def _report(process: "subprocess.Popen[bytes]", job: bytes, seconds: float, folder: str, limit: int) -> bytes:
+    """What the process reports; nothing if, after it started the code, it takes too long, fills the disk, starts too
+    many threads or reports more than a limit.
 
     Raises:
         RuntimeError: it ended before it started the code.
@@ -213,21 +218,24 @@ def _report(process: "subprocess.Popen[bytes]", job: bytes, seconds: float, fold
         process.stdin.write(job)
         process.stdin.flush()
         process.stdin.close()
-    found, deadline = b"", time.monotonic() + START_SECONDS
+    found, deadline, look = b"", time.monotonic() + START_SECONDS, 0.0
     with selectors.DefaultSelector() as selector:
         selector.register(process.stdout, selectors.EVENT_READ)
         while (left := deadline - time.monotonic()) > 0:
-            if not selector.select(min(left, WATCH)):
-                if found and _used(folder) > DISK:
+            ready = selector.select(min(left, WATCH))
+            if found and time.monotonic() >= look:  # also while it sends
+                if _used(folder) > DISK or _threads(process.pid) > THREADS:
                     return b""
+                look = time.monotonic() + WATCH
+            if not ready:
                 continue
             piece = os.read(process.stdout.fileno(), 1 << 16)
             if not piece:
                 break
             if not found:
-                deadline = time.monotonic() + seconds
+                deadline, look = time.monotonic() + seconds, time.monotonic() + WATCH
             found += piece
-            if len(found) > REPORT:
+            if len(found) > limit:
                 return b""
         else:
             return b""
@@ -245,6 +253,15 @@ def _used(folder: str) -> int:
     """KiB of the files in a folder, however deep."""
     said = subprocess.run(["du", "-sk", folder], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=False).stdout
     return int(said.split()[0]) if said else 0
+
+
+def _threads(number: int) -> int:
+    """Threads of a process and its children; 0 where there is no /proc."""
+    try:
+        children = Path(f"/proc/{number}/task/{number}/children").read_text(encoding="ascii").split()
+        return sum(len(os.listdir(f"/proc/{one}/task")) for one in (number, *children))
+    except OSError:  # it has ended, too
+        return 0
 
 
 @functools.lru_cache(maxsize=1024)

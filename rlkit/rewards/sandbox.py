@@ -34,8 +34,8 @@ NO_NEW_PRIVILEGES, SET_SECCOMP = 38, 22  # PR_SET_NO_NEW_PRIVS, PR_SET_SECCOMP
 ALLOWED = """
 access faccessat faccessat2 chdir fchdir close close_range copy_file_range dup dup2 dup3 fadvise64 fdatasync fsync fstat
 fstatfs ftruncate getcwd getdents getdents64 getxattr fgetxattr lgetxattr listxattr flistxattr llistxattr lseek lstat
-mkdir mkdirat newfstatat pread64 preadv preadv2 pwrite64 pwritev pwritev2 read readlink readlinkat readv rename renameat
-renameat2 rmdir sendfile stat statfs statx symlink symlinkat umask unlink unlinkat write writev
+newfstatat pread64 preadv preadv2 pwrite64 pwritev pwritev2 read readlink readlinkat readv rename renameat
+renameat2 rmdir sendfile stat statfs statx symlink symlinkat unlink unlinkat write writev
 brk madvise membarrier mincore mmap mprotect mremap msync munmap
 futex futex_wait futex_waitv futex_wake futex_requeue get_robust_list getcpu gettid rseq sched_get_priority_max
 sched_get_priority_min sched_getaffinity sched_getparam sched_getscheduler sched_yield set_robust_list set_tid_address
@@ -150,6 +150,10 @@ def system_calls() -> bytes:
         rule(name, (flags, os.O_TRUNC, 0))
         for mode in (os.O_WRONLY, os.O_RDWR):  # Landlock before version 3 let O_RDONLY | O_TRUNC empty a file
             rule(name, (flags, ACCESS, mode))
+    owner = 0o700  # of every new folder: what its owner cannot look into is not counted, and stays when all is removed
+    for name, argument in (("mkdir", 1), ("mkdirat", 2)):
+        rule(name, (argument, owner, owner))
+    rule("umask", (0, owner, 0))
     rule("socketpair", (0, INT, 1))  # AF_UNIX, for asyncio
     rule("sendto", (4, ALL, 0))  # to the other end of it, not to an address
     rule("prlimit64", (0, INT, 0), (2, ALL, 0))  # reads; writes only the size of the stack

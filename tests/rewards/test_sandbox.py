@@ -291,6 +291,24 @@ def test_the_disk_is_not_filled(folders, monkeypatch):
     assert not list(theirs.iterdir())
 
 
+def test_a_folder_into_which_nobody_can_look_is_not_made(folders):
+    """Where we are not root, its files would not be counted, and it would stay when the code's folder is removed."""
+    for mode in ("os.mkdir('d', 0o300)", "os.umask(0o700); os.mkdir('d')", "libc.mkdirat(-100, b'd', 0o500)"):
+        code = f"{LIBC}try: {mode}\nexcept OSError: pass\nfound = os.path.exists('d') and oct(os.stat('d').st_mode & 0o700)"
+        assert PythonTests(timeout=LONG)([code], tests=["assert found in (False, '0o700')"]) == [1.0], mode
+    usual = "import os\nos.umask(0o077); os.makedirs('a/b', 0o755); os.mkdir('c', 0o700)"
+    assert PythonTests(timeout=LONG)([usual], tests=["assert os.path.isdir('a/b') and os.path.isdir('c')"]) == [1.0]
+
+
+def test_threads_are_counted_also_while_something_is_sent(monkeypatch):
+    monkeypatch.setattr(code_tests, "THREADS", 8)
+    many = "import threading, time\nfor _ in range({}): threading.Thread(target=time.sleep, args=(5,), daemon=True).start()\n"
+    send = "import os\nfor _ in range(30):\n    os.write(3, b' '); time.sleep(0.1)\nwhile True: time.sleep(1)"
+    start = time.monotonic()
+    assert PythonTests(timeout=LONG)([many.format(12) + send, many.format(3)], tests=[RAN] * 2) == [0.0, 1.0]
+    assert time.monotonic() - start < LONG
+
+
 def test_nothing_stays_in_the_kernel():
     """Shared memory of System V outlives its process; the limits cannot be lifted again, by root neither."""
     attacks = [
