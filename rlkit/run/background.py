@@ -1,10 +1,8 @@
 """A loop in a background thread, so that the cell returns and the notebook's buttons and other cells work meanwhile.
 
-The loop is the user's own function. It sees what the starting thread would have given it: context variables (by which a
-kernel knows the cell that output belongs to) and torch's settings that hold per thread. In a script nothing of this is
-needed: there the function runs in place, in the main thread, where signals arrive.
-
-A thread cannot be ended from outside, so every way to end it is the graceful one, between two steps.
+The loop is the user's own function. It gets the starting thread's context variables (by which a kernel finds the cell
+of an output) and torch's per-thread settings. In a script the function runs in place, in the main thread, where signals
+arrive. A thread cannot be killed, so the loop always ends between two steps.
 """
 
 import atexit
@@ -22,17 +20,17 @@ from rlkit.support.process_state import current
 from rlkit.support.text import say
 
 POLL_SECONDS = 0.2
-_alive: "list[Background]" = []  # at most one: two loops would draw from one random state, in an order of chance
+_alive: "list[Background]" = []  # at most one: two loops would draw from one random state in no fixed order
 
 
 def runs_in_place() -> bool:
-    """True in scripts and under torchrun; False in a kernel."""
+    """Return True in scripts and under torchrun, False in a kernel."""
     shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
     return getattr(shell, "kernel", None) is None or bool(current.script) or collectives.is_many()
 
 
 class Background:
-    """One function in a thread of its own.
+    """A function that runs in its own thread.
 
     Args:
         function: the loop.
@@ -60,7 +58,7 @@ class Background:
             try:
                 with state():
                     self._function()
-            except BaseException as error:  # for wait(), where someone sees it
+            except BaseException as error:  # wait() raises it
                 self._error = error
                 if not self._waiting:
                     say(f"rlkit: the loop ended with {type(error).__name__}: {error}; run.wait() shows where")
@@ -68,31 +66,31 @@ class Background:
                 _alive.remove(self)
                 self._ended.set()
 
-        # A daemon, since the interpreter would wait for another kind before it asks anyone to stop.
+        # A daemon: the interpreter would join any other thread before `_stop_at_exit` runs.
         self._thread = threading.Thread(
             target=contextvars.copy_context().run, args=(work,), name="rlkit-loop", daemon=True
         )
 
     def start(self) -> None:
-        """Begin, with the torch settings and context of the place where the object was made."""
+        """Start the thread, with the context in which the object was made."""
         self._flag.reason = None
         _alive.append(self)
         self._thread.start()
 
     @property
     def alive(self) -> bool:
-        """True until the function has returned."""
+        """Whether the function has not returned yet."""
         return not self._ended.is_set()
 
     @property
     def is_current(self) -> bool:
-        """True inside the function."""
+        """Whether the caller runs inside the function."""
         return threading.current_thread() is self._thread
 
     def wait(self) -> None:
         """Block until the function has returned, and raise what it raised; see `Run.wait`.
 
-        Never `Thread.join`: interrupted, it takes a living thread for dead (CPython 3.9 to 3.12).
+        Not by `Thread.join`: after an interrupt it takes a running thread for ended (CPython 3.9 to 3.12).
         """
         if self.is_current:
             raise RuntimeError("run.wait: called inside the loop that it would wait for.")
@@ -109,22 +107,20 @@ class Background:
             raise self._error
 
     def stop(self) -> None:
-        """End it after its step, and wait for that."""
+        """Stop the loop after its step, and wait for that."""
         self._flag.reason = "interrupted"
         while not self._ended.wait(POLL_SECONDS):
             pass
 
 
 def loop_in_background() -> str | None:
-    """The run whose loop is going in the background of this process, by name; not inside that loop itself."""
+    """Return the name of the run whose loop runs in the background; None inside that loop."""
     return next((one.name for one in _alive if not one.is_current), None)
 
 
 def same_torch_state() -> Callable[[], contextlib.AbstractContextManager[None]]:
-    """What torch keeps per thread, as it is here: grad mode, default device, autocast, current GPU.
-
-    Returns:
-        A context manager that sets all of it in another thread.
+    """Return a context manager that sets this thread's torch settings in another thread: grad mode, default device,
+    autocast, current GPU.
     """
     grad, inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
     device = torch.get_default_device()
@@ -153,11 +149,11 @@ def same_torch_state() -> Callable[[], contextlib.AbstractContextManager[None]]:
 
 
 def _stop_at_exit() -> None:
-    """The interpreter goes: the step is finished and everything saved."""
+    """Finish the step and save before the interpreter ends."""
     for one in list(_alive):
         print(f"rlkit: Python ends; the loop of {one.name} stops after this step", file=sys.stderr, flush=True)
         one.stop()
 
 
-# Before the thread pools close, which a step may need; atexit comes after that. Not documented, so there is a fallback.
+# Runs before the thread pools close, which a step may need; atexit runs after. It is undocumented, hence the fallback.
 getattr(threading, "_register_atexit", atexit.register)(_stop_at_exit)

@@ -1,15 +1,16 @@
-"""Checkpoints: everything that a run needs to go on as if it had never stopped.
+"""Write and load one checkpoint: all that a run needs to go on as if it had never stopped.
 
-    ckpt/step-000100/   weights, optimizer and scheduler (torch.distributed.checkpoint: any number of processes can load
-                        what any other number saved), rng-0.pt ... (random states), run.json (counters, data position,
-                        checksums) under ZeRO-3 zero3/ instead, in DeepSpeed's format: only for as many processes
+    ckpt/step-000100/   weights, optimizer and scheduler (torch.distributed.checkpoint, for any number of processes),
+                        rng-0.pt ... (random states), run.json (counters, position in the data, checksums)
+                        under ZeRO-3 zero3/ instead, in DeepSpeed's format, for the same number of processes
     ckpt/latest         name of the newest whole checkpoint
     ckpt/best           name of the best one, if a metric was named
 
 A checkpoint is written under another name and renamed when it is whole, then `latest` is replaced: a process killed in
-the middle leaves the previous checkpoint in force. Saving and loading are collective: every process calls them.
+between leaves the previous checkpoint valid. Every process calls save and load. The other modules: manifest.py (which
+checkpoints are whole), storage.py (nothing in a file is executed), checkpointer.py (which one a run goes on from).
 
-Left out: frozen parameters (an adapter's base model comes from where it was loaded the first time).
+Left out: frozen parameters (an adapter's base model is loaded from where it came from).
 """
 
 import os
@@ -44,15 +45,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Tracked:
-    """The objects whose state belongs to a run, and how many checkpoints to keep.
-
-    Attributes:
-        policy: the policy that is trained, prepared.
-        optimizer: its optimizer.
-        scheduler: its learning-rate scheduler, or None.
-        keep: newest checkpoints that stay.
-        best: metric by which the best checkpoint stays as well, or None; larger is better.
-    """
+    """The objects whose state belongs to a run, and which checkpoints stay; see `Run.track`."""
 
     policy: "Policy"
     optimizer: torch.optim.Optimizer
@@ -95,7 +88,7 @@ def save(folder: Path, tracked: Tracked, counters: Mapping[str, Any], score: flo
             "files": files,
         }
         write_json(partial / FILE, sealed(dict(counters) | extra))
-        if target.exists():  # aside in one go: deleted bit by bit it would be no whole checkpoint, nor the new one yet
+        if target.exists():  # moved in one operation: while it is deleted there would be no whole checkpoint
             aside = folder / f"{target.name}.old.partial"
             shutil.rmtree(aside, ignore_errors=True)
             os.replace(target, aside)
@@ -110,13 +103,11 @@ def save(folder: Path, tracked: Tracked, counters: Mapping[str, Any], score: flo
         together(lambda: _write(partial, tracked))
         files = checksums(partial)
         together(lambda: finish(files) if main else None)
-    except (OSError, RuntimeError) as error:  # torch says the latter of a full disk
+    except Exception as error:
         if main:
             shutil.rmtree(partial, ignore_errors=True)
-        raise OSError(_unwritten(target, tracked, error)) from None
-    except Exception:
-        if main:
-            shutil.rmtree(partial, ignore_errors=True)
+        if isinstance(error, OSError | RuntimeError):  # torch raises the latter on a full disk
+            raise OSError(_unwritten(target, tracked, error)) from None
         raise
     return target
 
@@ -134,7 +125,7 @@ def _write(partial: Path, tracked: Tracked) -> None:
 
 
 def _unwritten(target: Path, tracked: Tracked, error: Exception) -> str:
-    """What a user is told of a checkpoint that could not be written."""
+    """Return the error message for a checkpoint that could not be written."""
     parameters = [parameter for parameter in tracked.policy.model.parameters() if parameter.requires_grad]
     states = [value for state in tracked.optimizer.state.values() for value in state.values()]
     tensors = [value for value in (*parameters, *states) if isinstance(value, torch.Tensor)]
@@ -150,12 +141,7 @@ def _unwritten(target: Path, tracked: Tracked, error: Exception) -> str:
 
 
 def load(checkpoint: Path, tracked: Tracked, counters: Mapping[str, Any]) -> None:
-    """Put a checkpoint's state into the tracked objects; every process calls it.
-
-    Args:
-        checkpoint: its folder, whole.
-        tracked: what to load into.
-        counters: its run.json.
+    """Load a whole checkpoint into the tracked objects; every process calls it. `counters` is its run.json.
 
     Raises:
         RuntimeError: the checkpoint belongs to another model or optimizer, or a file of it is damaged.
@@ -175,7 +161,7 @@ def load(checkpoint: Path, tracked: Tracked, counters: Mapping[str, Any]) -> Non
             raise damaged(checkpoint, "it holds no state of a scheduler")
         tracked.scheduler.load_state_dict(state["scheduler"])  # type: ignore[attr-defined]
     tracked.policy.version = counters["version"]
-    # On another number of processes each takes the state of rank 0: what matters is common to all (world.setup).
+    # With another number of processes each takes the state of rank 0: all share a seed (world.setup).
     own = checkpoint / f"rng-{collectives.rank()}.pt"
     together(lambda: _load_random_state(own if own.exists() else checkpoint / "rng-0.pt"))
 
@@ -184,7 +170,7 @@ def _load_random_state(file: Path) -> None:
     try:
         with open(file, "rb", opener=regular) as handle:
             set_random_state(torch.load(handle, weights_only=True))
-    except Exception as error:  # of a checkpoint without checksums; torch has many names for damage
+    except Exception as error:  # a damaged file without a checksum may raise anything
         what = f"{file.name} holds no random states ({type(error).__name__}: {error})"
         raise damaged(file.parent, what[:300]) from None
 
@@ -204,7 +190,7 @@ def check_index(checkpoint: Path) -> None:
 
 
 def _check_layout(checkpoint: Path, counters: Mapping[str, Any], tracked: Tracked) -> None:
-    """The formats of torch and DeepSpeed do not mix, and DeepSpeed's is for one number of processes."""
+    """Check that the checkpoint has the format of this run, and under DeepSpeed its number of processes."""
     saved, now = (strategy == "zero3" for strategy in (counters.get("strategy"), tracked.policy.strategy))
     if saved != now or (now and counters["processes"] != collectives.size()):
         raise RuntimeError(
@@ -245,11 +231,7 @@ def _load_state(checkpoint: Path, tracked: Tracked, counters: Mapping[str, Any])
 
 
 def check_vstar(checkpoint: Path, counters: Mapping[str, Any], table: Any) -> None:
-    """Refuse to go on with another table of V* than the run had: its advantages would mean something else.
-
-    Raises:
-        RuntimeError: says where the run's own table is.
-    """
+    """Raise RuntimeError if the tracked table of V* is not the run's, which would change the advantages."""
     saved = counters.get("vstar")
     if saved is not None and table is not None and table.digest != saved:
         raise RuntimeError(
@@ -262,7 +244,7 @@ def _state(tracked: Tracked) -> dict[str, Any]:
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
 
     untouched = not tracked.optimizer.state
-    # Where there is a gradient, of an earlier loop say, torch gives a fresh optimizer no state, and would load none.
+    # torch makes up a state for a fresh optimizer, to load into, only if no parameter has a gradient.
     gradients = [(parameter, parameter.grad) for parameter in tracked.policy.model.parameters()] if untouched else []
     for parameter, _ in gradients:
         parameter.grad = None
@@ -270,7 +252,7 @@ def _state(tracked: Tracked) -> dict[str, Any]:
         model, optimizer = get_state_dict(
             tracked.policy.model, tracked.optimizer, options=StateDictOptions(ignore_frozen_params=True)
         )
-    if untouched:  # torch has stepped it once to give it a state, and Adam's bias correction would count that
+    if untouched:  # torch has stepped it to make up the state, and Adam's bias correction would count that step
         tracked.optimizer.state.clear()
     for parameter, gradient in gradients:
         parameter.grad = gradient
@@ -293,7 +275,7 @@ def _score_of(folder: Path, pointer: str) -> float:
 
 
 def _prune(folder: Path, keep: int, last: str) -> None:
-    """Later ones than the last are of a past that the run went back from: they do not count, and are written again."""
+    """Delete old checkpoints. Those after `last` are left from before a resume: not counted, written again later."""
     whole = sorted(path for path in folder.glob("step-*") if path.suffix != ".partial" and path.name <= last)
     pointers = {pointed(folder, name) for name in ("latest", "best")}
     for path in whole[: max(0, len(whole) - keep)]:
@@ -305,7 +287,7 @@ def _prune(folder: Path, keep: int, last: str) -> None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without torch's advice that there is no process group: in a notebook that is as it should be."""
+    """Hide torch's warning that there is no process group."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", category=UserWarning, module="torch.distributed")
         warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")

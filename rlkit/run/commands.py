@@ -1,11 +1,11 @@
-"""Controls: commands that anybody appends to a file of the run's folder; `run.steps` takes them between two steps.
+"""Commands: lines appended to a file in the run's folder, which `run.steps` carries out between two steps.
 
     commands.jsonl   {"command": "set", "name": "beta", "value": 0.1, "by": "rlkit ctl", "time": 1764000000.0}
 
-One channel for the buttons of the view, another notebook, a browser tab and `rlkit ctl runs/x stop`. A file and not a
-socket: it works for a job on another node of the cluster, and leaves a record of who changed what. The main process
-reads it; the loop tells the others. What was written before the loop began is history, so a resumed run does not obey
-it again; `taken` in state.json counts the lines that have been dealt with.
+The view, other notebooks, browser tabs and `rlkit ctl runs/x stop` all use it. A file and not a socket: it works for a
+job on another node of the cluster, and records who changed what. The main process reads it and the loop tells the
+others. Lines from before the loop are ignored, so a resumed run does not repeat them; `taken` in state.json counts the
+lines that were handled.
 """
 
 import contextlib
@@ -51,7 +51,7 @@ class Command:
 def send(
     folder: str | os.PathLike[str], order: Order, *, name: str | None = None, value: float | None = None, by: str = ""
 ) -> int:
-    """Tell a loop that runs, in this process or any other, what to do when its step is done.
+    """Send a command to a running loop, in this process or any other; it is carried out when the step is done.
 
     Args:
         folder: of the run.
@@ -62,13 +62,13 @@ def send(
         by: who sends it; the run's log says so.
 
     Returns:
-        The command's number. It has been taken when `taken` in the run's state.json is as large.
+        The command's number. It has been carried out when `taken` in the run's state.json is as large.
 
     Raises:
         FileNotFoundError: no loop has begun in that folder.
         RuntimeError: the loop has ended, or its process has.
         ValueError: unknown order; unknown number, with the names that were declared; a value that it cannot take.
-        TypeError: a value that is no number, or name and value without "set".
+        TypeError: a value that is not a number, or name and value without "set".
     """
     path = Path(folder)
     state = read_json(path / "state.json")
@@ -89,12 +89,12 @@ def send(
 
 
 def _append(file: Path, line: bytes) -> int:
-    """Append a line in one write, whoever else does so; returns its number, counted from 1."""
+    """Append a line in one write, also beside other writers; returns its number, counted from 1."""
     handle = regular(str(file), os.O_RDWR | os.O_APPEND | os.O_CREAT)  # unbuffered: its position is the true one
     with open(handle, "r+b", buffering=0) as raw:
         if raw.seek(0, os.SEEK_END):
             raw.seek(-1, os.SEEK_END)
-            if raw.read(1) != b"\n":  # someone died in the middle of a line
+            if raw.read(1) != b"\n":  # a killed writer left half a line
                 line = b"\n" + line
         raw.write(line)
         end = raw.tell()
@@ -103,7 +103,7 @@ def _append(file: Path, line: bytes) -> int:
 
 
 def why_over(state: dict[str, Any]) -> str | None:
-    """Why a state.json means that nothing goes on there; None if a loop runs or pauses."""
+    """Return why no loop runs according to a state.json; None if one runs or pauses."""
     if state.get("status") not in UNFINISHED:
         return f"its loop has ended ({state.get('status')}) at step {state.get('step')}"
     pid = state.get("pid")
@@ -113,7 +113,7 @@ def why_over(state: dict[str, Any]) -> str | None:
 
 
 def _checked(name: str | None, value: float | None, state: dict[str, Any]) -> float:
-    """The number of a "set", as state.json knows it; the loop checks it once more."""
+    """Return the number of a "set", checked against state.json; the loop checks it again."""
     known = state.get("numbers")
     known = known if isinstance(known, dict) else {}
     if name not in known:
@@ -125,12 +125,12 @@ def _checked(name: str | None, value: float | None, state: dict[str, Any]) -> fl
 
 
 def check_number(where: str, name: str, value: Any, kind: type, bounds: Any = None) -> float:
-    """A number as what it was declared: a float stays one, a whole number too.
+    """Return a value as the type of a declared number, if it is valid.
 
     Args:
         where: the function, for messages.
         name: of the number.
-        value: what it shall be.
+        value: the value.
         kind: int or float.
         bounds: (lowest, highest), either may be None, or None.
 
@@ -156,23 +156,20 @@ def check_number(where: str, name: str, value: Any, kind: type, bounds: Any = No
 def _is_finite(value: Any) -> bool:
     try:
         return math.isfinite(value)
-    except OverflowError:  # a whole number of hundreds of digits
+    except OverflowError:  # an integer of hundreds of digits
         return False
 
 
 class Inbox:
-    """The reading end, in the main process of a run.
-
-    Args:
-        folder: of the run. What stands in its file now is history.
+    """Reads the commands that are appended from now on, in the main process of a run.
 
     Attributes:
-        taken: lines that have been dealt with, those of earlier loops included.
+        taken: lines that were handled, those of earlier loops included.
     """
 
     def __init__(self, folder: Path) -> None:
         self._file = folder / FILE
-        self._offset: int | None = None  # until what stands there could be read
+        self._offset: int | None = None  # until the file could be read
         self.taken = 0
         self._failed = False
         with contextlib.suppress(OSError):  # `take` tries again, and says so
@@ -186,10 +183,10 @@ class Inbox:
         self._offset, self.taken = len(before), before.count(b"\n")
 
     def take(self) -> tuple[list[Command], list[str]]:
-        """The commands since the last call, and a note on each line that is none. Costs a stat if there are none."""
+        """Return the commands since the last call, and a note on each invalid line. Costs a stat if there are none."""
         try:
             lines = self._new_lines()
-        except OSError as error:  # a fault of the controls must not stop the training
+        except OSError as error:  # must not stop the training
             notes = [] if self._failed else [f"rlkit: {self._file} cannot be read: {error}"]
             self._failed = True
             return [], notes
@@ -216,7 +213,7 @@ class Inbox:
             file.seek(self._offset)
             found = file.read(MOST_BYTES)
         whole = found.rfind(b"\n") + 1
-        if not whole and len(found) == MOST_BYTES:  # never a command, and it would stay in the way
+        if not whole and len(found) == MOST_BYTES:  # too long for a command; skip it
             self._offset += len(found)
             return []
         self._offset += whole
@@ -224,10 +221,7 @@ class Inbox:
 
 
 def parse(line: bytes) -> Command:
-    """The command of a line.
-
-    Raises:
-        ValueError: it is none.
+    """Parse a line; ValueError if it is not a command.
 
     Example:
         >>> parse(b'{"command": "set", "name": "beta", "value": 0.1}').value

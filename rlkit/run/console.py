@@ -1,4 +1,4 @@
-"""What a run says while it goes: lines, and a progress bar that lines do not tear."""
+"""What a run prints: lines, and a progress bar that lines do not break."""
 
 import contextlib
 import sys
@@ -24,16 +24,16 @@ class Console:
             self._bar.write(text)
 
     def advance(self) -> None:
-        """One step more on the bar."""
+        """Advance the bar by one step."""
         if self._bar is not None:
             self._bar.update()
 
     @contextlib.contextmanager
     def progress(self, name: str, step: int, max_steps: int, show: bool | None) -> Iterator[None]:
-        """A progress bar, on the main process.
+        """Show a progress bar, on the main process.
 
-        None shows it in notebooks and terminals, not in log files, and not from another thread than the main one: a
-        widget that is displayed from there may appear anywhere or nowhere (known_faults B62).
+        None shows it in notebooks and terminals, not in log files, and only from the main thread: where a front end
+        puts a widget that another thread displays is not defined.
         """
         in_main_thread = threading.current_thread() is threading.main_thread()
         if show is None:

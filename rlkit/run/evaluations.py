@@ -1,8 +1,8 @@
 """The evaluations of a run: whole in `evaluations/NAME-STEP.pt`, their numbers as lines of `evaluations.jsonl`.
 
-They are no part of `metrics.jsonl`, whose lines are steps: an evaluation may come before the first and after the last
-one, and several may come at one step. One of the same name at the same step takes the place of the earlier: a cell that
-is run again, and a resumed run, leave no doubles.
+They are not in `metrics.jsonl`, whose lines are steps: an evaluation may come before the first and after the last step,
+and several at one step. One of the same name at the same step replaces the earlier one, so a cell that is run again,
+and a resumed run, leave no duplicates.
 """
 
 import re
@@ -22,7 +22,7 @@ _NAME = re.compile(r"[\w.-]{1,100}", re.ASCII)
 
 
 def check(name: Any, evaluation: Any) -> None:
-    """Refuse a name that is no name of a file, and what is no evaluation."""
+    """Raise an error for a name that cannot be the name of a file, and for anything but an evaluation."""
     if not isinstance(name, str) or not _NAME.fullmatch(name) or name.startswith("."):
         raise ValueError(
             "run.log_evaluation: expected a name of letters, digits, '_', '-' and '.', such as 'before' or 'test-set', "
@@ -36,7 +36,7 @@ def check(name: Any, evaluation: Any) -> None:
 
 
 def file_of(run: Path, step: int, name: str) -> Path:
-    """Where an evaluation is saved.
+    """Return where an evaluation is saved.
 
     Example:
         >>> file_of(Path("runs/x"), 12, "test").as_posix()
@@ -46,7 +46,7 @@ def file_of(run: Path, step: int, name: str) -> Path:
 
 
 def write(run: Path, step: int, name: str, evaluation: "Evaluation") -> None:
-    """Save an evaluation in a run's folder and note its numbers; the main process calls it."""
+    """Save an evaluation in a run's folder and append its numbers; the main process calls it."""
     need_folder(run)
     path = file_of(run, step, name)
     path.parent.mkdir(exist_ok=True)
@@ -58,6 +58,6 @@ def write(run: Path, step: int, name: str, evaluation: "Evaluation") -> None:
 
 
 def cut(run: Path, steps: int) -> None:
-    """Forget the evaluations that were made after the first `steps` steps: those steps are done again."""
+    """Drop the lines of evaluations made after the first `steps` steps, which are done again."""
     if (run / FILE).exists():
         keep_lines(run / FILE, lambda line: is_step(line.get("step")) and line["step"] <= steps)

@@ -2,13 +2,12 @@
 
     changes.jsonl   {"step": 12, "name": "beta", "value": 0.1, "declared": 0.02}
 
-A checkpoint holds the numbers of its moment. What was changed after the last one would be lost when the process is
-killed, and the steps after it, done again, would have another result. So every change that comes from outside the loop
-is noted with the first step that saw it, and a run that goes back to step k makes those of step k and later once more,
-each before its step. A loop that declares another value than it did then, and a new change of the same number, are
-newer than the notes and end them.
+Changes after the last checkpoint would be lost when the process is killed, and the repeated steps would have another
+result. So every change from outside the loop is recorded with the first step that saw it. A run that goes back to step
+k repeats those of step k and later, each before its step. A loop that declares another value, and a new change of the
+same number, take precedence over the recorded ones and delete them.
 
-Left out: changes that the loop's own code makes. It makes them again.
+Left out: changes by the loop's own code, which makes them again.
 """
 
 from collections.abc import Iterator
@@ -30,8 +29,8 @@ class Change:
     Attributes:
         step: the first step that saw it.
         name: of the number.
-        value: what it became.
-        declared: what the loop had declared it as; None for a learning rate, which comes with its optimizer.
+        value: the new value.
+        declared: the value that the loop had declared; None for a learning rate, which the optimizer holds.
     """
 
     step: int
@@ -41,37 +40,37 @@ class Change:
 
 
 class Changes:
-    """The changes of one run; every process has the same ones to come, and the main one writes."""
+    """The changes of one run; every process knows those to repeat, and the main one writes."""
 
     def __init__(self) -> None:
         self._to_come: list[Change] = []
 
     def go_back(self, folder: Path, step: int) -> None:
-        """Take up what was changed from a step on: the run is there again. Every process calls it."""
+        """Read the changes from a step on, which are to be repeated. Every process calls it."""
         found = [change for change in _read(folder) if change.step >= step] if collectives.rank() == 0 else []
         self._to_come = collectives.from_main(found)
 
     def before(self, step: int) -> Iterator[Change]:
-        """Those to make again before a step, in the order in which they were made; each is given once."""
+        """Yield those to repeat before a step, in their order; each is yielded once."""
         while self._to_come and self._to_come[0].step <= step:
             yield self._to_come.pop(0)
 
     def note(self, folder: Path, change: Change) -> None:
-        """A change of now: it is noted, and ends what was noted for later steps of the same number."""
+        """Record a new change, and delete the recorded ones of the same number at later steps."""
         if any(other.name == change.name for other in self._to_come):
             self.forget(folder, change.name, change.step + 1)
         if collectives.rank() == 0:
             append_line(folder / FILE, asdict(change))
 
     def forget(self, folder: Path, name: str, step: int) -> None:
-        """Never again make the changes of a number that were noted from a step on."""
+        """Delete the recorded changes of a number from a step on."""
         self._to_come = [change for change in self._to_come if change.name != name]
         if collectives.rank() == 0:
             keep_lines(folder / FILE, lambda line: _stays(_change(line), name, step))
 
 
 def _read(folder: Path) -> list[Change]:
-    """What was noted, by step; several of one step in their order. A line of nonsense is left out."""
+    """Return the recorded changes by step; several of one step in their order. Invalid lines are left out."""
     found = [_change(line) for line in read_lines(folder / FILE)]
     return sorted((change for change in found if change is not None), key=lambda change: change.step)
 

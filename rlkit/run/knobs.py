@@ -4,8 +4,8 @@
     for step, batch in run.steps(prompts, max_steps):
         rollout = rl.sample(policy, batch, temperature=knobs.temperature)
 
-A change that comes from outside the loop is taken between two steps, so that a step sees one value. Every declared
-number is logged with each step as `knobs/NAME`, and saved with a checkpoint.
+A change from outside the loop takes effect between two steps, so a step sees one value. Every declared number is logged
+with each step as `knobs/NAME`, and saved with a checkpoint.
 """
 
 import math
@@ -25,10 +25,9 @@ RATES = frozenset({"lr", "initial_lr", "max_lr", "min_lr"})  # of a parameter gr
 
 
 class Rate:
-    """The learning rate of an optimizer, or of the optimizer of a scheduler, as one number.
+    """The learning rate of an optimizer as one number; with a scheduler, the rate that the schedule is built on.
 
-    With a scheduler it is the rate that the schedule is built on: a change scales all of the schedule. Groups of
-    parameters with rates of their own keep their proportions.
+    A change scales the whole schedule. Parameter groups with different rates keep their proportions.
     """
 
     def __init__(self, source: Any) -> None:
@@ -66,7 +65,7 @@ class Rate:
 
 
 def _schedules(source: Any) -> Iterator[Any]:
-    """A scheduler, or those that it is put together from."""
+    """Yield a scheduler, or those that a composed one consists of."""
     for inner in getattr(source, "_schedulers", []):
         yield from _schedules(inner)
     if not hasattr(source, "_schedulers"):
@@ -74,19 +73,19 @@ def _schedules(source: Any) -> Iterator[Any]:
 
 
 def _limit(side: float | None) -> float | None:
-    """A bound; an infinite one is none, and JSON has no word for it."""
+    """Return a bound, None if it is infinite, which JSON cannot hold."""
     return None if side is None or math.isinf(side) else side
 
 
 @dataclass
 class Plain:
-    """A number of the loop itself."""
+    """A number that is not a learning rate."""
 
     value: float
 
 
 class Numbers:
-    """What is declared, by name; the run's own side of `Knobs`."""
+    """The declared numbers by name."""
 
     def __init__(self) -> None:
         self._now: dict[str, Plain | Rate] = {}
@@ -96,7 +95,7 @@ class Numbers:
         self.bounds: dict[str, Bounds] = {}
 
     def declare(self, given: Mapping[str, Any], bounds: Mapping[str, Bounds]) -> list[str]:
-        """See `Run.knobs`. Returns notes on numbers that a checkpoint had otherwise."""
+        """Declare numbers; see `Run.knobs`. Returns notes on those for which the checkpoint had another value."""
         stray = sorted(set(bounds) - set(given))
         if stray:
             raise ValueError(f"run.knobs: bounds for {', '.join(stray)}, but no such number is declared here.")
@@ -118,18 +117,13 @@ class Numbers:
                 kind: type = int if isinstance(scalar(value), numbers.Integral) else float
                 limits = limited.get(name, (None, None))
                 fresh[name] = Plain(check_number("run.knobs", name, value, kind, limits)), kind, limits
-        for name, (number, kind, limits) in fresh.items():  # only now: an error leaves everything as it was
+        for name, (number, kind, limits) in fresh.items():  # only now, so that an error changes nothing
             self._now[name], self._kinds[name], self.bounds[name] = number, kind, limits
             self._declared[name] = number.value
-        return self._take_up()
+        return self._restore()
 
     def set(self, name: str, value: Any, where: str = "run.knobs") -> tuple[float, float]:
-        """Change a number. Returns the old value and the new one.
-
-        Raises:
-            ValueError: not declared, not finite, out of bounds.
-            TypeError: not a number.
-        """
+        """Change a number and return the old value and the new one; errors as in `check_number`."""
         if name not in self._now:
             known = ", ".join(sorted(self._now)) or "nothing"
             raise ValueError(f"{where}: there is no number {name!r}; declared: {known}.")
@@ -138,19 +132,19 @@ class Numbers:
         return before, self._now[name].value
 
     def declared(self, name: str) -> float | None:
-        """What a number was declared as; None for a learning rate, which comes with its optimizer."""
+        """Return the declared value; None for a learning rate, which the optimizer holds."""
         return self._declared[name] if isinstance(self._now.get(name), Plain) else None
 
     def values(self) -> dict[str, float]:
-        """Every number as it is now, in the order of declaration."""
+        """Return the present values in the order of declaration."""
         return {name: number.value for name, number in self._now.items()}
 
     def metrics(self) -> dict[str, float]:
-        """Every number under the name that it is logged by."""
+        """Return the present values under the names by which they are logged."""
         return {f"knobs/{name}": value for name, value in self.values().items()}
 
     def state(self) -> dict[str, dict[str, float]]:
-        """For a checkpoint. A learning rate is saved with its optimizer."""
+        """Return what a checkpoint holds. A learning rate is saved with its optimizer."""
         return {
             name: {"declared": self._declared[name], "value": number.value}
             for name, number in self._now.items()
@@ -158,34 +152,29 @@ class Numbers:
         }
 
     def restore(self, saved: Mapping[str, Any]) -> list[str]:
-        """Take up the numbers of a checkpoint, also those that are declared only later. Returns notes."""
+        """Restore the numbers of a checkpoint, also those that are declared only later. Returns notes."""
         self._saved = dict(saved)
-        return self._take_up()
+        return self._restore()
 
-    def _take_up(self) -> list[str]:
-        """A live change outlives a restart; a new value in the notebook or on the command line is meant."""
+    def _restore(self) -> list[str]:
+        """Set the declared numbers to the saved values. A value that is declared differently now takes precedence."""
         notes = []
         for name in [name for name in self._saved if isinstance(self._now.get(name), Plain)]:
-            saved = self._saved.pop(name)
-            if saved["declared"] == self._declared[name]:
-                notes += self._take_over(name, saved["value"])
-            elif saved["value"] != self._declared[name]:
-                given = self._declared[name]
+            saved, given = self._saved.pop(name), self._declared[name]
+            if saved["declared"] == given:
+                try:
+                    self.set(name, saved["value"])
+                except ValueError as error:  # other bounds now, or a whole number
+                    notes.append(f"rlkit: {name} is {given}, not {saved['value']} as in the checkpoint: {error}")
+            elif saved["value"] != given:
                 notes.append(f"rlkit: {name} is {given}, as given now; the checkpoint had {saved['value']}")
         return notes
 
-    def _take_over(self, name: str, value: float) -> list[str]:
-        try:
-            self.set(name, value)
-        except ValueError as error:  # the notebook has other bounds by now, or wants a whole number
-            return [f"rlkit: {name} is {self._declared[name]}, not {value} as in the checkpoint: {error}"]
-        return []
-
 
 class Knobs:
-    """The declared numbers as attributes; `Run.knobs` makes it.
+    """The declared numbers as attributes; `Run.knobs` returns it.
 
-    Assigning one changes it: in the loop at once; from elsewhere, while a loop runs in the background, after the step.
+    Assigning one changes it: at once in the loop's thread, from another thread after the step.
     """
 
     def __init__(self, known: Numbers, change: Callable[[str, Any], None]) -> None:

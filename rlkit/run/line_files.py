@@ -1,4 +1,4 @@
-"""Files of a run that another process may be writing, or has left torn: what is whole in them."""
+"""Read the whole lines and files of a run that another process may be writing, or has left torn."""
 
 import contextlib
 import json
@@ -16,7 +16,7 @@ class Lines:
         file: the file; it need not exist yet.
     """
 
-    TAIL = 256  # bytes before the offset that must still be there, else the file is another one
+    TAIL = 256  # bytes before the offset that must be unchanged, else the file was replaced
     BLOCK = 4 * 2**20  # bytes that are parsed at a time, so that a long file is never in memory as objects
 
     def __init__(self, file: Path) -> None:
@@ -34,8 +34,8 @@ class Lines:
         return [broken] * (self._broken > 0) + [torn] * self._torn + [self._fault] * bool(self._fault)
 
     def read(self) -> Iterator[tuple[list[Any], bool]]:
-        """Yield the objects of the new whole lines, block by block, and whether they begin anew: a resumed run replaces
-        the file by one without the lines after its checkpoint.
+        """Yield the objects of the new whole lines, block by block, and whether the file was replaced: a resumed run
+        removes the lines after its checkpoint.
         """
         try:
             handle = open(self.file, "rb", opener=regular)
@@ -82,12 +82,12 @@ class Lines:
 
 
 def read_lines(file: Path) -> list[dict[str, Any]]:
-    """The objects of a whole JSON-lines file, as `Lines` reads them: what is torn, broken or no object is left out."""
+    """Return the JSON objects of a whole JSON-lines file; torn, broken and other lines are left out."""
     return [line for lines, _ in Lines(file).read() for line in lines if isinstance(line, dict)]
 
 
 def read_json(file: Path) -> dict[str, Any] | None:
-    """What a JSON file holds; None if it is missing, torn, no object or not a regular file."""
+    """Return the object that a JSON file holds; None if it is missing, torn, not an object or not a regular file."""
     try:
         with open(file, "rb", opener=regular) as handle:
             values = json.loads(handle.read())
@@ -97,5 +97,5 @@ def read_json(file: Path) -> dict[str, Any] | None:
 
 
 def is_step(value: Any) -> bool:
-    """True for what can be the step of a line: a whole number that float64 holds."""
+    """Return whether a value can be a step: a whole number that float64 holds."""
     return type(value) in (int, float) and abs(value) < 2**53 and value == int(value)

@@ -1,7 +1,7 @@
-"""Home: where a run lives. Its folder is chosen when it is first needed, claimed for this process, and never changes.
+"""Home: the folder of a run. It is chosen when it is first needed, locked for this process, and never changes.
 
-Asking for a name costs nothing, so a view may be shown and a notebook read before anything is on disk. A folder that
-holds anything is never written into: either its checkpoint is resumed, or a number is added to the name.
+Until then nothing is on disk, so a view can be shown before the run begins. A folder that is not empty is not written
+into: either its checkpoint is resumed, or a number is added to the name.
 """
 
 import atexit
@@ -27,7 +27,7 @@ class Home:
         config: parameters to keep in `config.json`.
 
     Attributes:
-        wanted: likewise, or where the command line of a script puts it.
+        wanted: the same, or where the command line of a script puts it.
         folder: the folder, absolute; None while it is not chosen.
     """
 
@@ -38,13 +38,13 @@ class Home:
 
     @property
     def path(self) -> Path:
-        """The folder, chosen now if it was not; every process asks."""
+        """The folder, chosen now if it was not; every process must read it."""
         if self.folder is None and (found := self._resumed()) is not None:
             self._open(found)  # a script that was started with --resume writes before its loop resumes
         return self._claimed() if self.folder is None else self.folder
 
     def go_on_in(self, run: Path, *, wanted: bool) -> bool:
-        """Take up the folder of a checkpoint, if it is this run's (with a number, too) or wanted, and none is chosen.
+        """Choose the folder of a checkpoint if none is chosen and it is this run's (numbered or not) or `wanted`.
 
         Returns:
             True if the checkpoint is of this run, False if the run goes on from another one's.
@@ -56,7 +56,7 @@ class Home:
     def _claimed(self) -> Path:
         folder = collectives.from_main(claimed_folder(self.wanted) if collectives.rank() == 0 else self.wanted)
         if folder != self.wanted.absolute():
-            why = "is not empty" if self.wanted.exists() else "was here before, with a number"
+            why = "is not empty" if self.wanted.exists() else "was used before, with a number"
             say(f"rlkit: {self.wanted} {why}, writing to {folder}")
         if collectives.rank() == 0:
             write_json(folder / "config.json", self._settings())
@@ -72,7 +72,7 @@ class Home:
         return self.folder
 
     def _resumed(self) -> Path | None:
-        """The folder of the checkpoint that `--resume` means, if it is this run's, the same on every process."""
+        """Return the folder of the checkpoint of `--resume`, if it is this run's; the same on every process."""
         if current.resume is None:
             return None
         found = newest_of(self.wanted) if current.resume == "auto" else Path(current.resume)
@@ -80,12 +80,12 @@ class Home:
         return run if run is not None and self._is_mine(run) else None
 
     def _is_mine(self, run: Path) -> bool:
-        """Whether it is the wanted folder, or one that got a number because that was not empty."""
+        """Return whether it is the wanted folder or one of its numbered ones."""
         known = {folder.resolve() for folder in numbered_folders(self.wanted)}
         return collectives.from_main(run.resolve() in known)
 
     def _settings(self) -> dict[str, Any]:
-        """What config.json says."""
+        """Return the contents of config.json."""
         found = origin()
         script = {"script": {**current.script, "processes": collectives.size()}} if current.script else {}
         parameters = {**found.pop("parameters", {}), **current.parameters, **self._config}

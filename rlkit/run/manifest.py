@@ -1,7 +1,7 @@
 """Which checkpoints are whole: run.json holds size and SHA-256 of every other file, and a checksum of itself.
 
-They find damage (a torn copy, flipped bits, a file of another checkpoint), not malice: who can change a file can change
-its checksum. What a malicious file could do is the matter of storage.py.
+Checksums find damage (a torn copy, flipped bits, a file of another checkpoint), not malice: whoever changes a file can
+change its checksum. storage.py guards against malicious files.
 """
 
 import hashlib
@@ -35,7 +35,7 @@ _OWNER = re.compile(r"(?:__|rng-|zero_pp_rank_)(\d+)", re.ASCII)
 
 
 def together(work: Callable[[], T]) -> list[T]:
-    """Do something on every process; each gets all the results, and what failed on one is raised by all."""
+    """Call a function on every process; each gets all results, and an error on one process is raised on all."""
     result: Any = None
     fault: Exception | None = None
     try:
@@ -46,7 +46,7 @@ def together(work: Callable[[], T]) -> list[T]:
         if fault is not None:
             raise fault
         return [result]
-    # Some exceptions cannot be pickled, so the others hear of its text.
+    # Some exceptions cannot be pickled, so the others get its text.
     told = fault and (isinstance(fault, FileNotFoundError), f"{type(fault).__name__}: {fault}")
     answers = collectives.gather((result, told))
     if fault is not None:
@@ -58,7 +58,7 @@ def together(work: Callable[[], T]) -> list[T]:
 
 
 def checksums(folder: Path) -> dict[str, list[Any]]:
-    """[size, SHA-256] of every file of a checkpoint by name; every process calls it and reads what it wrote itself."""
+    """Return [size, SHA-256] of every file of a checkpoint; every process calls it and hashes what it wrote."""
 
     def names() -> list[str]:
         files = folder.rglob("*") if collectives.rank() == 0 else ()
@@ -70,18 +70,13 @@ def checksums(folder: Path) -> dict[str, list[Any]]:
 
 
 def sealed(counters: Mapping[str, Any]) -> dict[str, Any]:
-    """The contents of run.json with a checksum of them."""
+    """Return the contents of run.json with a checksum of them."""
     plain = json.loads(json.dumps(counters, default=str))
     return plain | {"sha256": _digest(plain)}
 
 
 def read_counters(checkpoint: Path) -> dict[str, Any]:
-    """What run.json holds.
-
-    Raises:
-        FileNotFoundError: it is missing, so the checkpoint was never whole.
-        RuntimeError: it is damaged.
-    """
+    """Read run.json; FileNotFoundError if it is missing (the checkpoint is not whole), RuntimeError if damaged."""
     file = checkpoint / FILE
     if not file.exists():
         raise FileNotFoundError(f"run.resume: {checkpoint} is no whole checkpoint ({FILE} is missing).")
@@ -100,14 +95,12 @@ def read_counters(checkpoint: Path) -> dict[str, Any]:
 def verify(checkpoint: Path, counters: Mapping[str, Any]) -> None:
     """Compare the files of a checkpoint with its checksums; every process calls it and reads its share.
 
-    Raises:
-        FileNotFoundError: a file is missing.
-        RuntimeError: a file is damaged; the error names it.
+    Raises FileNotFoundError for a missing file and RuntimeError for a damaged one, with its name.
     """
 
     def check() -> None:
         mine = list(counters["files"].items())[collectives.rank() :: collectives.size()]
-        for name, (size, _) in mine:  # first what costs nothing
+        for name, (size, _) in mine:  # sizes first, which cost nothing
             if not (checkpoint / name).exists():
                 raise FileNotFoundError(f"run.resume: {checkpoint} is no whole checkpoint ({name} is missing).")
             if (found := (checkpoint / name).stat().st_size) != size:
@@ -127,14 +120,14 @@ def verify(checkpoint: Path, counters: Mapping[str, Any]) -> None:
 
 
 def damaged(checkpoint: Path, what: str) -> RuntimeError:
-    """The error for a checkpoint with a file that is not what was saved."""
+    """Return the error for a damaged checkpoint."""
     return RuntimeError(f"run.resume: {checkpoint} is damaged: {what}.")
 
 
 def candidates(folder: Path) -> list[Path]:
-    """The checkpoints of a `ckpt` folder in the order in which to try them, whole or not.
+    """Return the checkpoints of a `ckpt` folder in the order in which to try them, whole or not.
 
-    First the one in `latest`. Later ones may be of a past that the run went back from, so they come last.
+    The one in `latest` first. Later ones may be left from before a resume, so they come last.
     """
     found = {path.name.removesuffix(".partial").removesuffix(".old") for path in folder.glob("step-*") if _begun(path)}
     numbers = {name: int(name.removeprefix("step-")) for name in found if _NAME.fullmatch(name)}
@@ -160,7 +153,7 @@ def newest_of(wanted: Path) -> Path | None:
 
 
 def pointed(folder: Path, name: str) -> str | None:
-    """The checkpoint that `latest` or `best` names; None if there is no such file, or nonsense in it."""
+    """Return the checkpoint that `latest` or `best` names; None if the file is missing or invalid."""
     try:
         with open(folder / name, encoding="utf-8", opener=regular) as file:
             text = file.read(100).strip()
@@ -170,9 +163,9 @@ def pointed(folder: Path, name: str) -> str | None:
 
 
 def mend(found: Path) -> None:
-    """Give a checkpoint its name back, by the main process of the run that holds the folder's lock.
+    """Rename a checkpoint that a killed save left under another name: the new one, else the replaced one.
 
-    A process that was killed while it wrote a checkpoint of that name again left the new one, the old one, or both.
+    Only the main process of the run that holds the folder's lock calls it.
     """
     for other in (found.with_name(f"{found.name}.partial"), found.with_name(f"{found.name}.old.partial")):
         if not found.exists() and (other / FILE).exists():
@@ -184,7 +177,7 @@ def _begun(path: Path) -> bool:
 
 
 def _owner(name: str) -> int:
-    """The process that wrote a file; the main one if the name does not say."""
+    """Return the rank that wrote a file; 0 if the name does not say."""
     found = _OWNER.match(name.rpartition("/")[2])
     number = int(found[1]) if found else 0
     return number if number < collectives.size() else 0

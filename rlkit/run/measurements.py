@@ -19,7 +19,7 @@ LINE = ("reward", "kl", "clip_ratio/region_mean", "entropy", "completions/mean_l
 
 @dataclass(frozen=True)
 class Counters:
-    """What grows over the steps of a run: tokens sampled and prompted, completions scored."""
+    """Totals of a run: tokens of prompts and completions, completions scored."""
 
     tokens: int = 0
     reward_calls: int = 0
@@ -34,7 +34,7 @@ def measure(
     ref_logps: Tensor | None,
     extra: Mapping[str, Any],
 ) -> tuple[dict[str, float], Counters]:
-    """The numbers of one step and the counters after it; see `Run.log`. Nothing is counted if an error is raised."""
+    """Return the metrics of one step and the counters after it; see `Run.log`."""
     if ref_logps is not None and rollout is None:
         raise ValueError("run.log: ref_logps needs the rollout that they belong to.")
     metrics: dict[str, float] = {}
@@ -67,7 +67,7 @@ def measure(
 
 
 def format_line(line: Mapping[str, Any]) -> str:
-    """One step as a line of text: the numbers that say how it goes.
+    """Return one step as a line of text.
 
     Example:
         >>> format_line({"step": 3, "reward": 0.5, "kl": None})
@@ -75,7 +75,7 @@ def format_line(line: Mapping[str, Any]) -> str:
     """
     parts = [f"step {line['step']}"]
     for name in LINE:
-        # The value of RLOO's loss says nothing beyond its gradient; that of a regression does.
+        # The value of RLOO's loss has no meaning beyond its gradient; that of a regression has.
         if name in line and (name != "loss" or "implicit_reward" in line):
             value = line[name]
             short = name.removeprefix("completions/").removesuffix("/region_mean")
@@ -84,7 +84,7 @@ def format_line(line: Mapping[str, Any]) -> str:
 
 
 def _mean_of(name: str, value: Any) -> float:
-    """The number to log for an extra value; a tensor or array is one value per row, of this process's rows."""
+    """Return the number to log for an extra value; of a tensor or array, which has one value per row, the mean."""
     if isinstance(value, np.ndarray) and value.ndim and value.dtype.kind in "biuf":
         value = torch.from_numpy(value)
     if isinstance(value, Tensor) and not value.is_complex():

@@ -1,7 +1,7 @@
-"""Curves of a run's metrics: plotly where it can be drawn, and a plain picture everywhere else.
+"""Curves of a run's metrics: a plotly figure that carries an SVG of the same curves.
 
-A saved notebook, an HTML page made from it, or a code host show no plotly figure without its library (known_faults
-B66), so the figure carries an SVG of the same curves beside its data.
+A saved notebook, an HTML page made from it, or a code host cannot draw a plotly figure without its library; they show
+the SVG.
 """
 
 import contextlib

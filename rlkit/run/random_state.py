@@ -9,7 +9,7 @@ import torch
 
 
 def random_state() -> dict[str, Any]:
-    """Every random state of this process."""
+    """Return every random state of this process."""
     version, words, gauss = random.getstate()
     kind, keys, position, has_gauss, cached = np.random.get_state()  # noqa: NPY002 - the users' own code may use it
     return {
@@ -21,7 +21,7 @@ def random_state() -> dict[str, Any]:
 
 
 def set_random_state(state: Mapping[str, Any]) -> None:
-    """Make them what they were; those of GPUs only on as many GPUs."""
+    """Restore the random states; those of GPUs only on the same number of GPUs."""
     version, words, gauss = state["python"]
     random.setstate((version, tuple(words), gauss))
     kind, keys, position, has_gauss, cached = state["numpy"]

@@ -1,12 +1,11 @@
-"""RunReader: what a run's folder says, for whoever did not write it: the view, another notebook, a look back next week.
+"""RunReader: reads the folder of a run, for the view, another notebook, or later.
 
-It only reads, and it takes what it finds. A run that is being written ends in half a line, one that was killed may end
-in half a file, and old rollouts vanish while one looks (rlkit/run/rollouts.py): what cannot be read is left out, and
-`notes` says so. Only the new lines are parsed at a refresh, so its cost does not grow with the run. The lines are kept
-as columns of float64, 8 bytes a number.
+A run that is being written ends in half a line, one that was killed may end in half a file, and old rollouts get
+deleted (rlkit/run/rollouts.py): what cannot be read is left out, and `notes` says so. A refresh parses only the new
+lines, so its cost does not grow with the run. Numbers are kept as columns of float64.
 
-Left out: watching the folder through the operating system; asking the sizes of four files costs microseconds, and works
-on network file systems too.
+Left out: watching the folder through the operating system; the sizes of four files cost microseconds, and network file
+systems have them too.
 """
 
 import contextlib
@@ -34,21 +33,21 @@ if TYPE_CHECKING:
 
 Key = tuple[str, ...]
 RACY_NS = 2 * 10**9
-"""Age of a file from which on equal stamps mean equal contents; some file systems keep whole seconds only."""
+"""Age of a file from which equal stamps mean equal contents; some file systems store whole seconds."""
 ABSENT = -math.inf
-"""In a column: the step did not log this number, which is not the same as a number that was not finite (null: NaN)."""
+"""In a column: the step did not log this number. (NaN: it logged null, a number that is not finite.)"""
 
 
 class RunReader:
-    """A run's folder, read-only. `rl.Run.open("runs/x")` makes one; `refresh` takes in what was written since.
+    """A run's folder, read-only; `rl.Run.open("runs/x")` returns one.
 
     Args:
         path: the folder of a run.
 
     Attributes:
         path: the folder.
-        config: what `config.json` says: parameters, versions, git, notebook or script.
-        state: what `state.json` says: where the run stands.
+        config: contents of `config.json`: parameters, versions, git, notebook or script.
+        state: contents of `state.json`: step, status, declared numbers.
 
     Raises:
         FileNotFoundError: there is no such folder, or none of the files of a run in it.
@@ -58,8 +57,8 @@ class RunReader:
         self.path = Path(path).absolute()  # a notebook may change its working directory
         if not any((self.path / name).exists() for name in ("config.json", "metrics.jsonl", "state.json")):
             raise FileNotFoundError(
-                f"Run.open: {self.path} is no folder of a run: expected config.json, metrics.jsonl or state.json in "
-                "it. Give the folder that rl.Run printed or that run.path says."
+                f"Run.open: {self.path} is not the folder of a run: expected config.json, metrics.jsonl or state.json "
+                "in it. Give the folder that rl.Run printed or that run.path says."
             )
         self.config: dict[str, Any] = {}
         self.state: dict[str, Any] = {}
@@ -81,15 +80,15 @@ class RunReader:
 
     @property
     def notes(self) -> list[str]:
-        """What could not be read, a sentence each; empty for a sound folder that nobody writes to."""
+        """What could not be read, a sentence each."""
         with self._lock:
             tables = (self._metrics, self._timings, self._evaluation_lines)
             return [*(note for table in tables for note in table.notes), *self._notes.values()]
 
     def refresh(self) -> bool:
-        """Take in what was written since the last look. Returns True if there was anything."""
+        """Read what was written since the last call. Returns True if there was anything."""
         with self._lock:
-            # The state first: it is written after the lines of its step, so the steps that it counts are in the tables.
+            # The state first: it is written after the lines of its step, so the tables have all steps that it counts.
             news = [self._refresh_json("state"), self._refresh_json("config")]
             news += [self._metrics.refresh(), self._timings.refresh(), self._refresh_evaluations()]
             steps = kept_steps(self.path)
@@ -116,7 +115,7 @@ class RunReader:
             self._notes[key] = f"{file.name} is missing."
             return False
         stamp = (found.st_mtime_ns, found.st_size, found.st_ino)
-        # A file system's clock ticks every few milliseconds: a stamp of just now may be that of the next write too.
+        # A file system's clock ticks every few milliseconds: the next write may get the same stamp.
         is_old = time.time_ns() - found.st_mtime_ns > RACY_NS
         if stamp == self._stamps.get(name):
             return False
@@ -133,12 +132,12 @@ class RunReader:
 
     @property
     def names(self) -> list[str]:
-        """The metrics that were logged, in the order in which they came up."""
+        """The metrics that were logged, in the order of their first appearance."""
         with self._lock:
             return [name for name in self._metrics.columns if name != "step"]
 
     def series(self, name: str) -> tuple[Float64[np.ndarray, " n"], Float64[np.ndarray, " n"]]:
-        """One metric over the steps that logged it: (n,) steps and (n,) values, NaN where the log says null.
+        """Return one metric over the steps that logged it: (n,) steps and (n,) values, NaN where the log has null.
 
         Raises:
             KeyError: the metric was not logged; says which were.
@@ -185,11 +184,11 @@ class RunReader:
         """The completions of a step, one row each; see rlkit/run/rollouts.py for the columns.
 
         Args:
-            step: one of `rollout_steps`; None takes all of them, one after the other.
-            columns: only these, of those that a step has; it saves reading the others.
+            step: one of `rollout_steps`; None for all of them.
+            columns: read only these, of those that a step has.
 
         Returns:
-            The table. It is empty if the step's file was thinned out or damaged meanwhile; `notes` says so then.
+            The table. It is empty, with a note in `notes`, if the step's file was deleted or damaged meanwhile.
 
         Raises:
             KeyError: the rollout of that step was not kept; names the nearest that was.
@@ -253,7 +252,7 @@ class _Table:
             if numbers is None:
                 continue
             column = self.columns.setdefault(printable(name), array("d"))
-            if len(column) <= before:  # else two names that are one in print
+            if len(column) <= before:  # else two names became one by `printable`
                 column.extend(array("d", [ABSENT]) * (before - len(column)))
                 column.extend(numbers)
 
@@ -268,7 +267,7 @@ class _Table:
 
 
 def _flat(line: dict[str, Any]) -> dict[str, Any]:
-    """A line without objects in it: their values by `<name of the object>/<name>`."""
+    """Return a line with nested objects flattened to `<name of the object>/<name>`."""
     if dict not in map(type, line.values()):
         return line
     flat: dict[str, Any] = {}
@@ -280,7 +279,7 @@ def _flat(line: dict[str, Any]) -> dict[str, Any]:
 
 
 def _numbers(values: Sequence[Any]) -> "array[float] | None":
-    """A column as numbers, NaN for what is none; None if there is no number in it at all, nor a gap for one."""
+    """Return a column as numbers, NaN for other values; None if it has neither numbers nor nulls."""
     kinds = set(map(type, values))
     if not kinds & {int, float, bool, NoneType}:
         return None
@@ -292,13 +291,9 @@ def _numbers(values: Sequence[Any]) -> "array[float] | None":
 
 def _number(value: Any) -> float:
     try:
-        return float(value) if _is_number(value) else math.nan
-    except OverflowError:  # a whole number of hundreds of digits
+        return float(value) if isinstance(value, int | float) else math.nan
+    except OverflowError:  # an integer of hundreds of digits
         return math.inf if value > 0 else -math.inf
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float))
 
 
 def _nearest(step: int, steps: Sequence[int]) -> str:

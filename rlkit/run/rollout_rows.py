@@ -9,8 +9,8 @@
     reward, rewards/<name>, advantage, kl, ratio, clipped, epsilon, epsilon_high     one value a completion
     the dataset's columns and what reward functions logged
 
-A column of which the step has nothing is null. Each process cuts its own padding off and sends bare values to the main
-one, which makes the table. Texts stay as they are, but for halves of surrogate pairs, which UTF-8 cannot hold.
+A column for which the step has no data is null. Each process removes its padding and sends plain values to the main
+one, which builds the table. Texts are unchanged except for lone surrogates, which UTF-8 cannot hold.
 """
 
 import json
@@ -68,7 +68,7 @@ def rows_of(
     ref_logps: Tensor | None,
     new_logps: Tensor | None,
 ) -> Rows:
-    """This process's rows. A record of another number of rows, or of another width, than the rollout's is left out."""
+    """Return this process's rows. A record whose shape differs from the rollout's is left out."""
     mask = rollout.completion_mask.cpu()
     tokens = {"sampler_logp": rollout.sampler_logp, "ref_logp": ref_logps, "new_logp": new_logps}
     rows: dict[str, Tensor | None] = {"advantage": advantages}
@@ -116,7 +116,7 @@ def rows_of(
 
 
 def table_of(step: int, parts: Sequence[Rows]) -> "pa.Table":
-    """The table of a step from the rows of all processes, in their order."""
+    """Return the table of a step from the rows of all processes, in rank order."""
     import pyarrow as pa
 
     parts = [part for part in parts if len(part.lengths)] or list(parts[:1])
@@ -178,18 +178,18 @@ def table_of(step: int, parts: Sequence[Rows]) -> "pa.Table":
 
 
 def _plain(values: Tensor) -> np.ndarray:
-    """As numpy; floats of any width as float32, which is what the table holds."""
+    """Return numpy values; floats as float32, as in the table."""
     return (values.float() if values.is_floating_point() else values).numpy()
 
 
 def _joined(arrays: Sequence[np.ndarray | None]) -> Any:
-    """One array, or None if a process does not have it."""
+    """Concatenate, or return None if a process lacks it."""
     known = [array for array in arrays if array is not None]
     return np.concatenate(known) if len(known) == len(arrays) else None
 
 
 def _texts_of(ids: np.ndarray, pieces: Mapping[int, str]) -> "pa.Array":
-    """The text of each token: each distinct one is made once."""
+    """Return the text of each token."""
     import pyarrow as pa
 
     known, places = np.unique(ids, return_inverse=True)
@@ -197,7 +197,7 @@ def _texts_of(ids: np.ndarray, pieces: Mapping[int, str]) -> "pa.Array":
 
 
 def _cells(cells: list[Any]) -> "pa.Array":
-    """A column of the user's: as it is if all of it is text, whole numbers, numbers, or yes and no; else as JSON."""
+    """Return a user's column with its type if all values are text, integers, numbers or booleans; else as JSON."""
     import pyarrow as pa
 
     cells = [cell.item() if isinstance(cell, np.generic) else cell for cell in cells]
@@ -225,5 +225,5 @@ def _text_array(texts: list[str | None]) -> "pa.Array":
 def _as_json(value: Any) -> str:
     try:
         return json.dumps(value, ensure_ascii=False, default=str)
-    except (TypeError, ValueError):  # keys that JSON does not know, something that holds itself
+    except (TypeError, ValueError):  # keys that JSON does not allow, or a cycle
         return str(value)

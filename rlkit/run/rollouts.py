@@ -1,12 +1,11 @@
-"""The rollouts of a run on disk: `rollouts/step-00000012.parquet`, one file a kept step, one row a completion.
+"""The rollouts of a run on disk: `rollouts/step-00000012.parquet`, one file per kept step, one row per completion.
 
-A file is written under another name and renamed when it is whole, so a reader sees all of a step or nothing of it, and
-a process that is killed spoils no step but the last. The folder stays bounded: when the files outgrow a limit, steps
-are dropped so that the first, the last and evenly spread ones between them remain.
+A file is written under another name and renamed when it is whole, so a reader sees all of a step or none of it. When
+the files outgrow a limit, steps are dropped so that the first, the last and evenly spread ones between them remain.
 
-Left out: one file for many steps. Parquet has its index at the end, so such a file cannot be read while it is written.
-Left out too: statistics and dictionaries of columns that do not repeat, and slow compression; a file of 256 short
-completions takes half the time without them (docs/decisions.md).
+Left out: one file for many steps, since Parquet has its index at the end and cannot be read while it is written; and
+statistics, dictionaries of columns that do not repeat and slow compression, which double the time of a file of 256
+short completions (docs/decisions.md).
 """
 
 import os
@@ -27,11 +26,11 @@ if TYPE_CHECKING:
 FOLDER, SUFFIX = "rollouts", ".parquet"
 REPEATED = ("prompt", "completion", "prompt_messages", "prompt_token_ids.list.element", "tokens.list.element")
 MOST_PARTS = 2000
-"""Steps that are kept at most, whatever their size: more files than that make a folder slow."""
+"""Most steps that are kept, whatever their size: more files make a folder slow."""
 
 
 def part_of(run: Path, step: int) -> Path:
-    """The file of a step.
+    """Return the file of a step.
 
     Example:
         >>> part_of(Path("runs/x"), 12).as_posix()
@@ -41,7 +40,7 @@ def part_of(run: Path, step: int) -> Path:
 
 
 def kept_steps(run: Path) -> list[int]:
-    """The steps of a run that have a file, in order."""
+    """Return the steps of a run that have a file, in order."""
     try:
         names = os.listdir(run / FOLDER)
     except OSError:
@@ -51,16 +50,7 @@ def kept_steps(run: Path) -> list[int]:
 
 
 def read_part(file: Path, columns: Sequence[str] | None = None) -> "pd.DataFrame":
-    """A step's file as a pandas frame.
-
-    Args:
-        file: the file.
-        columns: only these, of those that it has.
-
-    Raises:
-        FileNotFoundError: it is not there.
-        ValueError: it is no whole Parquet file.
-    """
+    """Read a step's file, or only some columns of it; FileNotFoundError or ValueError if it is missing or damaged."""
     import pyarrow.parquet as pq
 
     with open(file, "rb", opener=regular) as handle:
@@ -70,7 +60,7 @@ def read_part(file: Path, columns: Sequence[str] | None = None) -> "pd.DataFrame
 
 
 def write_part(run: Path, step: int, table: "pa.Table") -> Path:
-    """Write a step's file, whole or not at all."""
+    """Write a step's file atomically."""
     import pyarrow.parquet as pq
 
     file = part_of(run, step)
@@ -83,7 +73,7 @@ def write_part(run: Path, step: int, table: "pa.Table") -> Path:
 
 
 def cut_parts(run: Path, steps: int) -> None:
-    """Keep the files of the first `steps` steps, and remove what a killed process left half written."""
+    """Keep the files of the first `steps` steps, and remove partial files of a killed process."""
     for step in kept_steps(run):
         if step >= steps:
             part_of(run, step).unlink()
@@ -92,10 +82,10 @@ def cut_parts(run: Path, steps: int) -> None:
 
 
 class RolloutWriter:
-    """Writes the rollouts of a run; what goes wrong with it is warned of once and never stops the training.
+    """Writes the rollouts of a run; errors are warned of once and never stop the training.
 
     Args:
-        every: keep the rollout of every so many steps; None keeps none.
+        every: interval of steps whose rollout is kept; None keeps none.
         limit: bytes that the folder may take.
 
     Raises:
@@ -123,8 +113,8 @@ class RolloutWriter:
         try:
             mine = rows_of(*records)
             if collectives.is_many():
-                mine = pickle.dumps(mine)  # here, where it may fail: the other processes wait for an answer
-        except Exception as error:  # whatever it is, the training goes on
+                mine = pickle.dumps(mine)  # here, where an error can be sent to the waiting processes
+        except Exception as error:
             mine = f"{type(error).__name__}: {error}"
         parts = collectives.to_main(mine)
         if collectives.rank():
@@ -166,7 +156,7 @@ class Thinning:
         self._sizes = {step: part_of(run, step).stat().st_size for step in kept_steps(run)}
 
     def added(self, step: int) -> None:
-        """Count a new file, and remove old ones until the folder is within its limit. The last two steps stay."""
+        """Count a new file, and remove old ones until the folder is within its limit. Two steps always stay."""
         self._sizes[step] = part_of(self._run, step).stat().st_size
         while (len(self._sizes) > MOST_PARTS or sum(self._sizes.values()) > self._limit) and len(self._sizes) > 2:
             step = spare(sorted(self._sizes))
@@ -175,7 +165,7 @@ class Thinning:
 
 
 def spare(steps: Sequence[int]) -> int:
-    """The step whose loss leaves the smallest gap; never the first nor the last. The earliest of equals.
+    """Return the step whose removal leaves the smallest gap; never the first or last. The earliest of equals.
 
     Example:
         >>> spare([0, 4, 8, 9, 12])

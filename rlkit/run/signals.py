@@ -1,10 +1,10 @@
 """Signals that end a run between two steps.
 
-Ctrl-C (the notebook's interrupt button) and, in scripts, SIGTERM and SIGUSR1 (how clusters announce a preemption) only
-set a flag; `run.steps` looks at it when a step is done. A second Ctrl-C within a step stops at once.
+Ctrl-C (the notebook's interrupt button) and, in scripts, SIGTERM and SIGUSR1 (by which clusters announce a preemption)
+set a flag; `run.steps` reads it when a step is done. A second Ctrl-C within a step stops at once.
 
-A handler runs in the middle of anything, also of a print, where another print would be an error: what it has to say is
-said by a thread (queue.SimpleQueue is safe to fill from a handler).
+A handler may interrupt a print, in which another print would fail. So a thread prints the handlers' messages
+(queue.SimpleQueue can be filled from a handler).
 """
 
 import contextlib
@@ -25,13 +25,10 @@ _early: list[float] = []  # when preemptions came before the first step
 
 
 class StopFlag:
-    """Remembers which signal came.
+    """The signal that came, as a reason to stop; None if none came.
 
     Args:
         say: prints a line.
-
-    Attributes:
-        reason: None, "interrupted" or "preempted".
     """
 
     def __init__(self, say: Callable[[str], None]) -> None:
@@ -41,14 +38,14 @@ class StopFlag:
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
-        """Inside, the signals set the flag; afterwards the handlers of before are back. Main thread only."""
+        """Handle the signals inside the block; the earlier handlers are restored. Main thread only."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        with self._talking():
+        with self._printing():
             before = {signal.SIGINT: signal.signal(signal.SIGINT, self._on_interrupt)}
             for number in PREEMPTIONS:
-                # A kernel or a test runner that has its own idea of SIGTERM keeps it.
+                # A kernel or a test runner that has its own handler keeps it.
                 if signal.getsignal(number) in (signal.SIG_DFL, _remember):
                     signal.signal(number, self._on_preemption)
                     before[number] = signal.SIG_DFL
@@ -63,7 +60,7 @@ class StopFlag:
                         signal.signal(number, handler)
 
     @contextlib.contextmanager
-    def _talking(self) -> Iterator[None]:
+    def _printing(self) -> Iterator[None]:
         said = threading.Event()
 
         def talk() -> None:
@@ -71,7 +68,7 @@ class StopFlag:
                 self._say(text)
             said.set()
 
-        # With this cell's context, by which a kernel knows where output belongs.
+        # With this cell's context: a kernel finds the cell of an output there.
         threading.Thread(target=contextvars.copy_context().run, args=(talk,), name="rlkit-talk", daemon=True).start()
         try:
             yield
@@ -91,9 +88,9 @@ class StopFlag:
 
 
 def expect_preemption() -> None:
-    """From now on a first SIGTERM or SIGUSR1 waits for the first `run.steps`, which saves; a second one ends at once.
+    """Hold a first SIGTERM or SIGUSR1 back until the first `run.steps`, which saves; a second one ends at once.
 
-    For scripts: loading a model takes minutes, and a job that dies there is not started again.
+    For scripts: loading a model takes minutes, and a job that dies there is not requeued.
     """
     if threading.current_thread() is threading.main_thread():
         for number in PREEMPTIONS:

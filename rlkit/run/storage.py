@@ -1,9 +1,8 @@
-"""Tensors and plain values of a checkpoint through torch.distributed.checkpoint, without executing what a file holds.
+"""torch.distributed.checkpoint, without executing anything that a file holds.
 
-torch unpickles two things there: the index `.metadata`, and each value that is not a tensor (learning rates, the state
-of a scheduler). A folder that someone sent could run any code by them. Here the index may name only the classes that
-an index consists of, and values are read as `torch.load(weights_only=True)` reads them. A value that could not be
-loaded so is refused when it is saved.
+torch unpickles the index `.metadata` and each value that is not a tensor (learning rates, the state of a scheduler), so
+a malicious folder could run any code. Here the index may name only the classes that an index consists of, and values
+are read with `torch.load(weights_only=True)`. A value that could not be loaded that way is refused when it is saved.
 
 Left out: storage in safetensors, which holds tensors only.
 """
@@ -47,11 +46,10 @@ _NUMPY: list[Any] = [np.float64(0).__reduce__()[0], np.dtype, *{type(np.dtype(co
 
 
 def save(state: dict[str, Any], folder: Path, *, alone: bool) -> None:
-    """Write a state; every process calls it unless it is `alone`.
+    """Write a state; every process calls it unless it is `alone`. An error on one process is raised on all.
 
     Raises:
         TypeError: a value that could not be loaded again without executing code.
-        Exception: whatever went wrong on one process, on every process.
     """
     try:
         dcp.save(state, checkpoint_id=str(folder), no_dist=alone, planner=_SavePlanner())
@@ -60,11 +58,7 @@ def save(state: dict[str, Any], folder: Path, *, alone: bool) -> None:
 
 
 def load(state: dict[str, Any], folder: Path, *, alone: bool) -> None:
-    """Read what `save` wrote into a state; every process calls it unless it is `alone`.
-
-    Raises:
-        Exception: whatever went wrong on one process, on every process.
-    """
+    """Load what `save` wrote into a state; every process calls it unless it is `alone`."""
     try:
         dcp.load(state, storage_reader=_Reader(folder), no_dist=alone, planner=_LoadPlanner())
     except CheckpointException as error:
@@ -72,28 +66,24 @@ def load(state: dict[str, Any], folder: Path, *, alone: bool) -> None:
 
 
 def check_index(folder: Path) -> None:
-    """Read the index alone.
-
-    Raises:
-        ValueError: it is damaged, or names what is not part of an index, or a file that is not there or not whole.
-    """
+    """Raise ValueError if the index is damaged, or names other classes than its own, or a file that is not whole."""
     _Reader(folder).read_metadata()
 
 
 def _cause(error: CheckpointException) -> BaseException:
-    """What failed on the first process that failed; torch's own exception is none that `except Exception` catches."""
+    """Return the first process's error; torch's own exception is not a subclass of Exception."""
     return next((cause for cause, _ in error.failures.values()), error)
 
 
 class _Index(pickle.Unpickler):
-    """Reads an index; every global that it may hold is in a list."""
+    """Reads an index, which may hold only the listed globals."""
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) in _CLASSES:
             return _CLASSES[module, name]
         if module == "torch" and isinstance(vars(torch).get(name), torch.dtype):
             return vars(torch)[name]
-        if module in ("pathlib", "pathlib._local"):  # where it was saved; nothing is read there
+        if module in ("pathlib", "pathlib._local"):  # where it was saved; never read
             return PureWindowsPath if "Windows" in name else PurePosixPath
         raise pickle.UnpicklingError(f"it names {module}.{name}, which no index of a checkpoint holds")
 
@@ -130,7 +120,7 @@ class _Reader(dcp.FileSystemReader):
 
 
 class _LoadPlanner(DefaultLoadPlanner):
-    """Reads values that are not tensors without executing anything, and leaves no weight of the checkpoint unread."""
+    """Reads values without executing anything, and raises an error for weights that nothing takes up."""
 
     def create_local_plan(self) -> Any:
         plan = super().create_local_plan()
@@ -164,7 +154,7 @@ class _SavePlanner(DefaultSavePlanner):
 
 
 def _plain(value: io.BytesIO) -> io.BytesIO:
-    """What torch saved, once more, after a reading that executes nothing."""
+    """Load what torch saved without executing anything, and return it saved again."""
     with torch.serialization.safe_globals(_NUMPY):
         found = torch.load(value, weights_only=True)
     plain = io.BytesIO()

@@ -1,8 +1,7 @@
-"""Charts as pictures in SVG, for every place that has no plotly: saved notebooks, pages made from them, code hosts
-(known_faults B66).
+"""Charts as SVG, for places that cannot draw plotly's: saved notebooks, pages made from them, code hosts.
 
-Drawn here and not by plotly, which needs a browser and three seconds for a picture. Text is escaped; what is not
-finite is a gap.
+Not by plotly, which needs a browser and three seconds per picture, nor by matplotlib, which needs 30 times as long as
+this module (docs/decisions.md). Text is escaped; values that are not finite are gaps.
 """
 
 import html
@@ -38,17 +37,17 @@ def picture(
     floor: float | None = None,
     stacked: bool = False,
 ) -> str:
-    """One chart as an SVG element.
+    """Return one chart as an SVG element.
 
     Args:
-        title: stands above it, and is what a screen reader says.
-        curves: steps and values by name; the names stand in the chart if there are several.
+        title: above the chart, and for screen readers.
+        curves: steps and values by name; the names are shown if there are several.
         size: width and height in pixels.
-        colors: of the curves, in their order.
+        colors: of the curves, in order.
         cells: a heat map, instead of curves.
         level: a dotted line at this height.
-        floor: a value that the axis has to hold, such as 0.
-        stacked: the curves are areas on top of each other; they share their steps.
+        floor: a value that the axis must include, such as 0.
+        stacked: draw the curves as stacked areas; they share their steps.
     """
     lines = {name: _finite(points) for name, points in curves.items()}
     if stacked:
@@ -59,7 +58,7 @@ def picture(
         steps, heights = list(cells.along), [min(cells.up) - _half(cells.up), max(cells.up) + _half(cells.up)]
     heights += [value for value in (floor, level if heights else None) if value is not None]
     if floor is not None and max(heights) <= floor:
-        heights.append(floor + 1)  # a curve that lies on its floor
+        heights.append(floor + 1)  # all values equal the floor
     plot = _Plot(size, steps, heights, None if cells is None else cells.up)
     parts = [plot.frame(title)]
     if cells is not None:
@@ -91,7 +90,7 @@ class _Plot:
         self.low, self.high = (min(heights), max(heights)) if heights else (0.0, 1.0)
         if self.high == self.low:
             self.low, self.high = self.low - 0.5, self.high + 0.5
-        if self.high == self.low:  # beyond 2**53 a half is nothing
+        if self.high == self.low:  # beyond 2**53 adding a half changes nothing
             self.low, self.high = sorted((self.low / 2, self.high))
         self.marks = list(rows) if rows is not None and len(rows) <= MOST_ROWS else ticks(self.low, self.high)
         if rows is None:
@@ -102,12 +101,12 @@ class _Plot:
         return self.left + share * (self.width - self.left - self.right)
 
     def y(self, value: float) -> float:
-        part = 1.0 if math.isfinite(self.high - self.low) else 0.25  # of numbers whose distance is no float
+        part = 1.0 if math.isfinite(self.high - self.low) else 0.25  # the difference of huge numbers overflows
         share = (value * part - self.low * part) / (self.high * part - self.low * part)
         return self.height - self.bottom - share * (self.height - self.bottom - self.top)
 
     def frame(self, title: str) -> str:
-        """The opening tag, a white ground, the title, and the axes' ends."""
+        """Return the opening tag, background, title and axes."""
         parts = [
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {self.width} {self.height}" width="{self.width}" '
             f'height="{self.height}" role="img" aria-label="{_text(title)}" font-family="sans-serif" '
@@ -140,7 +139,7 @@ class _Plot:
         return f'<path d="{"".join(path)}" fill="none" stroke="{color}" stroke-width="1.6"/>' + "".join(dots)
 
     def area(self, line: Sequence[tuple[float, float]], color: str) -> str:
-        """From a line down to the floor; drawn from the topmost line to the lowest."""
+        """Return the area below a line; drawn from the topmost line to the lowest."""
         path = "L".join(f"{self.x(step):.1f} {self.y(value):.1f}" for step, value in line)
         floor = f"{self.y(self.low):.1f}"
         return f'<path d="M{self.x(line[0][0]):.1f} {floor}L{path}V{floor}Z" fill="{color}"/>' if line else ""
@@ -170,19 +169,19 @@ class _Plot:
 
 
 def _text(text: str) -> str:
-    """Escaped; XML has no way to write control characters, nor UTF-8 halves of surrogate pairs."""
+    """Escape text; control characters, which XML cannot hold, are shown as signs."""
     return html.escape(visible(text))
 
 
 def ticks(low: float, high: float) -> list[float]:
-    """Three to five round numbers that reach from `low` or below to `high` or above; low < high.
+    """Return three to five round numbers that span `low` to `high`; low < high.
 
     Example:
         >>> ticks(0.25, 0.875), ticks(0, 8.44)
         ([0.2, 0.4, 0.6, 0.8, 1.0], [0.0, 5.0, 10.0])
     """
     if max(abs(low), abs(high)) > 1e300 or high - low < max(1e-300, 1e-12 * max(abs(low), abs(high))):
-        return [low, low / 2 + high / 2, high]  # round numbers beside these are no floats
+        return [low, low / 2 + high / 2, high]  # no round floats near these
     size = 10.0 ** math.floor(math.log10((high - low) / 2))
     step = next(size * factor for factor in (1, 2, 5, 10) if (high - low) / (size * factor) <= 3.2)
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
@@ -190,7 +189,7 @@ def ticks(low: float, high: float) -> list[float]:
 
 
 def labels(marks: Sequence[float]) -> list[str]:
-    """Numbers with as many digits as tell them apart.
+    """Return numbers as short texts.
 
     Example:
         >>> labels([0.0, 0.5, 1.0]), labels([0.0, 2e-06]), labels([0.0, 20000.0])
@@ -212,7 +211,7 @@ def _finite(points: Points) -> list[tuple[float, float]]:
 
 
 def _on_top(lines: dict[str, list[tuple[float, float]]]) -> dict[str, list[tuple[float, float]]]:
-    """Each line plus those before it."""
+    """Add to each line those before it."""
     below: list[float] = []
     result = {}
     for name, line in lines.items():
@@ -226,6 +225,6 @@ def _repeat(colors: Sequence[str], count: int) -> list[str]:
 
 
 def _half(positions: Sequence[float]) -> float:
-    """Half the smallest distance of neighbours: how far a cell reaches."""
+    """Return half the smallest distance between neighbours, the half height of a cell."""
     gaps = [positions[place + 1] - positions[place] for place in range(len(positions) - 1)]
     return min(gaps) / 2 if gaps else 0.5

@@ -1,22 +1,21 @@
-"""Sinks: the numbers of a run, and on request its completions, sent on to wandb or trackio.
+"""Trackers: the numbers of a run, and on request its completions, sent to wandb or trackio.
 
-The main process opens a sink at the first step that is logged, once the folder and its config.json are there, and
-closes it when the loop ends; a run that goes on, in the same process or resumed, goes on in the same place
-(`sinks.json` remembers its id). Whatever a sink does wrong is warned of once and never stops the training.
+The main process opens a sink at the first logged step, when the folder and its config.json exist, and closes it when
+the loop ends. A run that goes on, in the same process or resumed, continues the same sink (`sinks.json` holds its id).
+A sink that fails is warned of once and never stops the training.
 
-The names, the settings from the environment (WANDB_MODE, WANDB_DIR, TRACKIO_DIR ...) and the columns of the table of
-completions are those that users of TRL's `report_to` and `log_completions` know. Left out: a table of every completion;
-the first rows of a step are sent, the run's folder has all of them.
+Names, settings from the environment (WANDB_MODE, WANDB_DIR, TRACKIO_DIR ...) and the columns of the table of
+completions are those of TRL's `report_to` and `log_completions`. Left out: a table of every completion; the first rows
+of a step are sent, the run's folder has all of them.
 """
 
 import importlib.util
 import os
 import warnings
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from rlkit.distributed import collectives
 from rlkit.run.folder import write_json
@@ -31,30 +30,24 @@ TABLE_ROWS = 64
 PROJECT = "rlkit"
 
 
-class Sink(ABC):
-    """An open run of a tracker.
-
-    Attributes:
-        id: by which it is found again.
-    """
+@runtime_checkable
+class Sink(Protocol):
+    """An open run of a tracker; `id` identifies it when the run is resumed."""
 
     id: str
 
-    @abstractmethod
     def log(self, step: int, values: Mapping[str, Any]) -> None:
         """Send the numbers of a step."""
 
-    @abstractmethod
     def table(self, frame: "pd.DataFrame") -> Any:
-        """A table in the tracker's form, as one of the values to log."""
+        """Return a table in the tracker's form, as one of the values to log."""
 
-    @abstractmethod
     def close(self) -> None:
-        """Send what is left, and say that the run has ended."""
+        """Send what is left and end the tracker's run."""
 
 
-class Wandb(Sink):
-    """A run of Weights & Biases. One that the user has opened with `wandb.init` is used, and stays open."""
+class _Wandb(Sink):
+    """A run of Weights & Biases. One that the user has opened with `wandb.init` is used and stays open."""
 
     def __init__(self, folder: Path, project: str | None, name: str, config: Mapping[str, Any], known: str | None):
         import wandb
@@ -71,20 +64,17 @@ class Wandb(Sink):
         self.id = self._run.id
 
     def log(self, step: int, values: Mapping[str, Any]) -> None:
-        """Send the numbers of a step; wandb drops a step that is not after its last one."""
-        self._run.log(dict(values), step=step)
+        self._run.log(dict(values), step=step)  # wandb drops a step that is not after its last one
 
     def table(self, frame: "pd.DataFrame") -> Any:
-        """A wandb.Table."""
         return self._wandb.Table(dataframe=frame)
 
     def close(self) -> None:
-        """Finish the run, if it is ours."""
         if not self._theirs:
             self._run.finish()
 
 
-class Trackio(Sink):
+class _Trackio(Sink):
     """A run of trackio, in its local folder unless the environment names a space or a server."""
 
     def __init__(self, folder: Path, project: str | None, name: str, config: Mapping[str, Any], known: str | None):
@@ -101,22 +91,19 @@ class Trackio(Sink):
         self.id = self._run.name  # trackio finds runs by name
 
     def log(self, step: int, values: Mapping[str, Any]) -> None:
-        """Send the numbers of a step."""
         self._run.log(dict(values), step=step)
 
     def table(self, frame: "pd.DataFrame") -> Any:
-        """A trackio.Table."""
         return self._trackio.Table(dataframe=frame)
 
     def close(self) -> None:
-        """Finish the run."""
         if self._trackio.context_vars.current_run.get() is self._run:
-            self._trackio.finish()  # it forgets the run too, and does not finish it once more at the end
+            self._trackio.finish()  # forgets the run too, and does not finish it again at exit
         else:
             self._run.finish()
 
 
-KINDS: dict[str, Callable[..., Sink]] = {"trackio": Trackio, "wandb": Wandb}
+KINDS: dict[str, Callable[..., Sink]] = {"trackio": _Trackio, "wandb": _Wandb}
 
 
 @dataclass
@@ -129,8 +116,8 @@ class Target:
         name: of the run, or None for the folder's.
         log_completions: send a table of completions too.
         sink: while it is open.
-        given_up: it could not be opened.
-        warned: of something that went wrong.
+        failed: it could not be opened.
+        warned: a failure was reported.
     """
 
     kind: str
@@ -138,7 +125,7 @@ class Target:
     name: str | None = None
     log_completions: bool = False
     sink: Sink | None = None
-    given_up: bool = False
+    failed: bool = False
     warned: bool = False
 
 
@@ -149,12 +136,7 @@ class Trackers:
         self._targets: list[Target] = []
 
     def add(self, target: Target) -> None:
-        """Ask for a sink.
-
-        Raises:
-            ValueError: no such kind, or asked for twice.
-            ImportError: its package is not installed.
-        """
+        """Add a sink; see `Run.report_to`."""
         if target.kind not in KINDS:
             raise ValueError(f"run.report_to: expected one of {sorted(KINDS)}, got {target.kind!r}.")
         if any(other.kind == target.kind for other in self._targets):
@@ -166,7 +148,7 @@ class Trackers:
         self._targets.append(target)
 
     def log(self, folder: Path, line: Mapping[str, Any], table: "pa.Table | None") -> None:
-        """Send a line of metrics.jsonl, and completions of the step's table if it is there. Main process only."""
+        """Send a line of metrics.jsonl, and completions of the step's rollout if given. Main process only."""
         if not self._targets or collectives.rank():
             return
         numbers = {name: value for name, value in line.items() if name != "step" and value is not None}
@@ -175,10 +157,10 @@ class Trackers:
             frame = completions_frame(table)
         for target in self._targets:
             try:
-                if target.sink is None and not target.given_up:
-                    target.given_up = True  # until it is open
+                if target.sink is None and not target.failed:
+                    target.failed = True  # until it is open
                     target.sink = _open(target, folder)
-                    target.given_up = False
+                    target.failed = False
                 if target.sink is not None:
                     own = {}
                     if frame is not None and target.log_completions:
@@ -188,7 +170,7 @@ class Trackers:
                 _warn(target, error)
 
     def close(self) -> None:
-        """Finish the sinks; the next step that is logged opens them again, where they were."""
+        """Close the sinks; the next logged step opens them again, where they were."""
         for target in self._targets:
             sink, target.sink = target.sink, None
             if sink is not None:
@@ -199,7 +181,7 @@ class Trackers:
 
 
 def completions_frame(table: "pa.Table") -> "pd.DataFrame":
-    """TRL's table of completions from that of a rollout: step, prompt, completion, a column a reward, advantage."""
+    """Return TRL's table of completions from a rollout's: step, prompt, completion, a column per reward, advantage."""
     head = table.slice(0, TABLE_ROWS)
     rewards = [name for name in head.column_names if name.startswith("rewards/")]
     frame = head.select(["step", "prompt", "completion", *rewards, "advantage"]).to_pandas()
@@ -221,7 +203,7 @@ def _warn(target: Target, error: Exception) -> None:
     if target.warned:
         return
     target.warned = True
-    what = "is not used" if target.given_up else "missed something; later steps are tried, without a further warning"
+    what = "is not used" if target.failed else "missed something; later steps are tried, without a further warning"
     warnings.warn(
         f"run.report_to: {target.kind} failed and {what}; the training goes on. {type(error).__name__}: {error}",
         stacklevel=5,

@@ -1,9 +1,9 @@
-r"""The advantages of one group, written out in numbers, and an honest word about where the stored ones come from.
+r"""The advantages of one group written out in numbers, and the rule that explains the stored ones.
 
-Leave-one-out: r_i = R_i - beta * KL_i, A_i = r_i - mean of the other r_j of the group (`rlkit.advantages`). What is
-stored may come from elsewhere: without the KL, with a beta that nobody wrote down, normalised over the batch or the
-group, or R - V* (A*-PO). Each of these leaves a trace in the numbers, so each is tried in turn, and the first that
-explains every row of the group is named. If none does, that is said too: no sum is shown as if it were the stored one.
+Leave-one-out: r_i = R_i - beta * KL_i, A_i = r_i - mean of the other r_j of the group (`rlkit.advantages`). Stored
+advantages may follow another rule: without the KL, with an unrecorded beta, normalised over the batch or the group, or
+R - V* (A*-PO). Each is tried in turn, and the first that explains every row of the group is named; if none does, the
+answer says so.
 """
 
 import math
@@ -16,9 +16,9 @@ from rlkit.view.json_values import number
 from rlkit.view.rollout_frame import Reader
 
 TOLERANCE = 2e-4
-"""Stored advantages are float32 of sums of float32; a difference below this share of the numbers' size is rounding."""
+"""Relative size up to which a difference is rounding: stored advantages are sums of float32."""
 SPELLED_OUT = 4
-"""Up to so many peers are listed one by one; beyond, the mean is written as (sum - own) / count."""
+"""Most peers that are listed one by one; beyond, the mean is written as (sum - own) / count."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ def leave_one_out(values: np.ndarray) -> np.ndarray:
 
 
 def known_beta(reader: Reader, metrics: dict[str, Any]) -> tuple[float | None, str]:
-    """The weight of the KL in the reward, and where it is written: the step's log, the live numbers, the parameters."""
+    """Return the weight of the KL in the reward, and where it was found: step's log, live numbers or parameters."""
     places = (
         (metrics, "knobs/beta", "the step's metrics"),
         (metrics, "beta", "the step's metrics"),
@@ -62,7 +62,7 @@ def known_beta(reader: Reader, metrics: dict[str, Any]) -> tuple[float | None, s
 
 
 def explain(group: Group, *, step: Group, loo_of_step: np.ndarray, beta: float | None, where: str) -> dict[str, Any]:
-    """Say how the stored advantages follow from the rewards.
+    """Explain how the stored advantages follow from the rewards.
 
     Args:
         group: the rows of the group.
@@ -161,7 +161,7 @@ def _same(left: np.ndarray, right: np.ndarray) -> bool:
 
 
 def _slope(x: np.ndarray, y: np.ndarray) -> float | None:
-    """The b of y = b x through the origin, if it holds in every row and at least three rows say so."""
+    """Return b of y = b x, if it holds in every row and there are at least three."""
     if len(x) < 3 or np.abs(x).max() < 1e-6 or np.isnan(y).any():
         return None
     b = float(x @ y / (x @ x))
@@ -169,7 +169,7 @@ def _slope(x: np.ndarray, y: np.ndarray) -> float | None:
 
 
 def _line(x: np.ndarray, y: np.ndarray) -> tuple[float, float] | None:
-    """The (a, b) of y = a x + b, if it holds in every row that has both and at least three rows say so."""
+    """Return (a, b) of y = a x + b, if it holds in every row that has both and there are at least three."""
     known = ~np.isnan(x) & ~np.isnan(y)
     x, y = x[known], y[known]
     if len(x) < 3 or np.ptp(x) < 1e-9:

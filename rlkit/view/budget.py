@@ -1,17 +1,15 @@
-"""What the view may cost the loop beside it: one hundredth, whatever a look at the folder costs.
+"""Budget: limits the view to 1 % of the loop's time, whatever a refresh costs.
 
-All of the view's work is done under one lock, and whoever holds it is charged the CPU time of his thread: the looks of
-the view's own thread, the picture after a cell, the answers to the browser. Before the next look the loop must have
-worked a hundred times as long as was charged. So a dear look (many runs, long logs, a slow disk) makes the looks rare
-and not the loop slow. What is not charged is sending, in a thread of the kernel: a tenth of the rest
-(docs/decisions.md has the measured share; tests/view/test_budget.py keeps it below one fiftieth).
+All work of the view is done under one lock, and the CPU time of the thread that holds it is charged: refreshes, the
+picture after a cell, answers to the browser. Before the next refresh the loop must have run a hundred times as long as
+was charged, so an expensive refresh (many runs, long logs, a slow disk) makes refreshes rare, not the loop slow. Not
+charged: sending, in a thread of the kernel, a tenth of the rest (tests/view/test_budget.py keeps all below 2 %).
 
-The loop's time is that of the clock on the wall, without the time in which its thread waited for a core: on a machine
-with other work, where the loop gets a third of a core, a view that went by the wall would take three hundredths of it.
-Linux says how long a thread waited; elsewhere the wall's time counts. A twentieth of the wall's time counts in any
-case: a loop that gets less of a core than that hardly goes on, and somebody wants to see why.
+The loop's time is wall time minus the time in which its thread waited for a core: with a third of a core, a limit by
+wall time would be 3 %. Linux counts this wait; elsewhere wall time counts. At least a twentieth of the wall time
+counts, so that a starved loop is still shown.
 
-Left out: a share that one can set. Who wants fresher numbers asks for them: `dash.refresh()`.
+Left out: a share that can be set; `dash.refresh()` shows the newest numbers.
 """
 
 import threading
@@ -22,12 +20,12 @@ from types import TracebackType
 from rlkit.support import process_state
 
 SHARE = 0.01  # of the loop's time
-LEAST = 0.05  # of the wall's time counts as the loop's in any case
-PAUSE = 0.5  # seconds between two looks, at least
+LEAST = 0.05  # share of the wall time that always counts as the loop's
+PAUSE = 0.5  # seconds between two refreshes, at least
 
 
 class Budget:
-    """A lock that may be taken again by its holder, and an account of what was done under it.
+    """A reentrant lock that accounts for the CPU time spent under it.
 
     Attributes:
         spent: CPU seconds that were charged.
@@ -64,11 +62,11 @@ class Budget:
         self._lock.release()
 
     def _charge(self, seconds: float) -> None:
-        self._look_at_clocks()
+        self._read_clocks()
         self.spent += seconds
-        self._due = max(self._due, self._worked) + seconds / SHARE  # a long rest buys no hurry afterwards
+        self._due = max(self._due, self._worked) + seconds / SHARE  # a long rest does not accumulate credit
 
-    def _look_at_clocks(self) -> None:
+    def _read_clocks(self) -> None:
         before, thread_before, waited_before = self._clocks
         thread = next(iter(process_state.stepping), None)
         self._clocks = time.monotonic(), thread, seconds_without_a_core(thread)
@@ -78,29 +76,25 @@ class Budget:
 
     @property
     def owes(self) -> bool:
-        """Whether the loop has not yet worked long enough for what was charged."""
+        """Whether the loop has not yet run long enough for what was charged."""
         with self._lock:
-            self._look_at_clocks()
+            self._read_clocks()
             return self._due > self._worked
 
     def pause(self) -> float:
-        """Seconds to wait before it is worth while to ask `owes` again."""
+        """Return the seconds to wait before reading `owes` again."""
         with self._lock:
-            self._look_at_clocks()
+            self._read_clocks()
             return max(PAUSE, self._due - self._worked)
 
     def waive(self) -> None:
-        """Forget what is owed: the first look builds the charts and imports what draws them, once."""
+        """Cancel the debt: the first refresh imports libraries and builds the charts, once."""
         with self._lock:
             self._due = self._worked
 
 
 def seconds_without_a_core(thread: int | None) -> float:
-    """How long a thread of this process could have worked and did not, as others had the cores; 0 where nobody says.
-
-    Args:
-        thread: its native id, or None for no thread.
-    """
+    """Return how long a thread of this process, given by its native id, was runnable without a core; 0 if unknown."""
     try:
         return int(Path(f"/proc/self/task/{thread}/schedstat").read_bytes().split()[1]) / 1e9
     except (OSError, ValueError, IndexError):  # not Linux, or the thread has ended

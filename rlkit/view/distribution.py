@@ -1,7 +1,7 @@
-"""How the rewards of a step are spread, over the steps whose rollouts were kept.
+"""The distribution of rewards over the steps whose rollouts were kept.
 
-A mean hides whether all completions are half right or half of them right. One column a step, at most two hundred
-columns; only the column `reward` of a stored rollout is read, once, and a call reads a bounded number of files.
+A mean does not show whether all completions are half right or half of them are right. One column per step, at most two
+hundred; only the column `reward` of a rollout is read, once, and a call reads a bounded number of files.
 """
 
 from dataclasses import dataclass
@@ -15,12 +15,8 @@ COLUMNS, READS, SAMPLES, BINS = 200, 200, 256, 20
 
 @dataclass(frozen=True)
 class HeatMap:
-    """Shares of the completions by step and reward.
-
-    Attributes:
-        steps: (S,) steps.
-        rewards: (R,) rewards, or middles of the bins.
-        shares: (R,S) share of the step's completions, each column sums to 1.
+    """(R,S) shares of the completions by reward and step, each column sums to 1; (S,) steps; (R,) rewards, or centres
+    of bins.
     """
 
     steps: np.ndarray
@@ -35,7 +31,7 @@ class Rewards:
         self._found: dict[int, np.ndarray] = {}
 
     def update(self, reader: RunReader) -> bool:
-        """Read steps that are new. Returns True if there are more to read."""
+        """Read new steps. Returns True if there are more to read."""
         steps = np.array(sorted({*reader.rollout_steps, *self._found}))
         chosen = steps if len(steps) <= COLUMNS else steps[np.linspace(0, len(steps) - 1, COLUMNS).round().astype(int)]
         wanted = [int(step) for step in chosen[::-1]]  # the newest first
@@ -52,8 +48,7 @@ class Rewards:
         return len(missing) > READS
 
     def heat_map(self) -> HeatMap | None:
-        """Shares by step and reward: one row per reward if there are few different ones, else twenty bins. None
-        without data.
+        """Return one row per reward if there are few different ones, else twenty bins; None without data.
 
         Example:
             >>> found = Rewards()

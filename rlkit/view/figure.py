@@ -1,13 +1,12 @@
-"""A FigureWidget whose page can always be made anew, and that loses no update.
+"""A FigureWidget that loses no update and can be drawn by pages that load late.
 
-plotly (7.1) opens the channel to the browser with an empty figure and sends data and layout after it. Changes are told
-to its JavaScript, five megabytes of it; what comes before that is loaded is lost, and a page that was late drew an
-empty chart, with nothing to mend it. And what is kept for a page that is loaded later is the figure as it was
-displayed, not as it is. So here the channel is opened when the figure is whole, the state of a new page is that of
-now, and after each change the state is sent as well (`keep`): a page draws that when its JavaScript is there.
+plotly (7.1) opens the channel to the browser with an empty figure and sends data and layout after it. Changes that
+arrive before its five megabytes of JavaScript are loaded are lost, which left empty charts, and a page that is loaded
+later gets the figure as it was first displayed. So here the channel is opened when the figure is complete, a new page
+gets the present state, and the state is sent after each change too (`keep`).
 
-An update is a trait that is set and taken back at once. While a message of the browser is handled, in another thread,
-traitlets gathers changes, and the two would cancel out: one lock keeps them apart.
+An update is a trait that is set and reset at once. While another thread handles a message of the browser, traitlets
+collects changes, and the two would cancel out: a lock prevents this.
 """
 
 import threading
@@ -38,22 +37,22 @@ class LiveFigure(go.FigureWidget):
         self.open()
 
     def open(self) -> None:
-        """Make it known to the browser, once it is whole."""
+        """Open the channel to the browser, once the figure is complete."""
         if self._whole:
             super().open()
 
     def get_state(self, key: Any = None, drop_defaults: bool = False) -> dict[str, Any]:
-        """All traits for a page that begins with this figure, or those asked for."""
+        """Return all traits, or those asked for, with the present data and layout."""
         if self._whole and (key is None or set(STATE) & set([key] if isinstance(key, str) else key)):
             self._trait_values["_widget_layout"] = deepcopy(self._layout_obj._props)
             self._trait_values["_widget_data"] = deepcopy(self._data)
         return dict(super().get_state(key, drop_defaults))
 
     def keep(self) -> None:
-        """Send the figure as it is, for pages that have not drawn it yet; call it after a change."""
+        """Send the present state, for pages that have not drawn it yet; call it after a change."""
         self.send_state(STATE)
 
     def set_state(self, sync_data: dict[str, Any]) -> None:
-        """Take what a browser sends."""
+        """Apply a message of the browser."""
         with self._guard:
             super().set_state(sync_data)

@@ -1,8 +1,8 @@
-"""Where the output of this process is seen: a page that draws widgets, a notebook that nobody watches, or a terminal.
+"""Detect the front end: a page that draws widgets, a notebook without a viewer, or a terminal.
 
-A kernel is not told who listens. A server for people (Jupyter's, Colab's, VS Code's, Voila) leaves traces in the
-environment; nbclient and papermill leave none, and there a widget would be five megabytes of JavaScript in a file
-that cannot run it. An unknown front end gets the static picture, which is updated while the run goes.
+A kernel does not know its clients. Interactive servers (Jupyter's, Colab's, VS Code's, Voila) leave traces in the
+environment; nbclient and papermill leave none, and there a widget would add five megabytes of JavaScript to a file that
+cannot run it. An unknown front end gets the static picture, which is updated during the run.
 """
 
 import importlib.util
@@ -16,7 +16,7 @@ TRACES = ("JPY_SESSION_NAME", "COLAB_RELEASE_TAG", "KAGGLE_KERNEL_RUN_TYPE", "DA
 
 
 def front_end() -> FrontEnd:
-    """What the view can be here."""
+    """Return the kind of view that works here."""
     if shell() is None:
         return "text"
     known = any(name in os.environ for name in TRACES) or any(name.startswith("VSCODE_") for name in os.environ)
@@ -25,7 +25,7 @@ def front_end() -> FrontEnd:
 
 
 def shell() -> Any:
-    """The IPython shell of a kernel, or None: a script, a plain or an IPython terminal."""
+    """Return the IPython shell of a kernel; None in a script or terminal."""
     if "IPython" not in sys.modules:
         return None
     from IPython import get_ipython
@@ -35,5 +35,5 @@ def shell() -> Any:
 
 
 def missing() -> list[str]:
-    """The libraries of the live view that are not installed."""
+    """Return the libraries of the live view that are not installed."""
     return [name for name in NEEDED if importlib.util.find_spec(name) is None]

@@ -1,7 +1,7 @@
-"""The panel's JavaScript as one text: the files of `js/`, one after the other.
+"""The panel's JavaScript as one text: the files of `js/`, concatenated.
 
-They share one scope, and the order is that of their classes, so there is no build step and no import that a page would
-have to fetch. A notebook, a report and the tests use this same text.
+They share one scope, so there is no build step, and no import that a page would have to fetch. Notebooks, reports and
+tests use this text.
 """
 
 from pathlib import Path
@@ -11,10 +11,10 @@ PARTS = ("basics", "table", "detail", "compare", "panel", "widget")
 
 
 def script() -> str:
-    """One ES module; `default` is anywidget's factory, `mount` and `bundled` are for pages without it."""
+    """Return one ES module; `default` is anywidget's factory, `mount` and `bundled` are for pages without it."""
     return "\n".join((HERE / "js" / f"{name}.js").read_text(encoding="utf-8") for name in PARTS)
 
 
 def style() -> str:
-    """Its style sheet."""
+    """Return its style sheet."""
     return (HERE / "panel.css").read_text(encoding="utf-8")

@@ -1,8 +1,7 @@
-"""Values on their way to a browser: plain JSON, bounded, and nothing lost without a word.
+"""Values for a browser: plain JSON of bounded size.
 
-JSON has no NaN and no infinity, and a browser has no lone surrogates: the former go as the texts "NaN", "inf" and
-"-inf", the latter as U+FFFD. A text that is cut says its full length. Numbers keep seven digits, which is what float32
-holds.
+JSON has neither NaN nor infinity, and UTF-8 no lone surrogates: they become the texts "NaN", "inf" and "-inf", and
+U+FFFD. A text that is cut comes with its full length. Numbers keep seven digits, the precision of float32.
 """
 
 import json
@@ -14,11 +13,11 @@ from typing import Any
 import numpy as np
 
 SAFE_INTEGER = 2**53
-"""Largest integer that a browser's numbers hold exactly; larger ones go as text."""
+"""Largest integer that a browser's numbers hold exactly; larger ones become text."""
 
 
 def number(value: Any) -> int | float | str | None:
-    """A number for JSON.
+    """Return a number for JSON.
 
     Example:
         >>> number(0.1234567891), number(float("nan")), number(float("-inf")), number(None), number(2**60)
@@ -35,7 +34,7 @@ def number(value: Any) -> int | float | str | None:
 
 
 def clean(text: str) -> str:
-    """The text as UTF-8 can carry it: a lone surrogate becomes U+FFFD.
+    """Replace lone surrogates by U+FFFD.
 
     Example:
         >>> clean("a" + chr(0xD800) + "b") == "a" + chr(0xFFFD) + "b"
@@ -45,7 +44,7 @@ def clean(text: str) -> str:
 
 
 def short(text: str, limit: int) -> str | dict[str, Any]:
-    """The text, or its beginning with its full length.
+    """Return the text, or its beginning with its full length.
 
     Example:
         >>> short("four", 4), short("fives", 4)
@@ -57,7 +56,7 @@ def short(text: str, limit: int) -> str | dict[str, Any]:
 
 
 def plain(value: Any) -> Any:
-    """Any value of a table as JSON: numbers by `number`, missing as None, all that is not plain as text.
+    """Return a value of a table as JSON: numbers by `number`, missing as None, other objects as text.
 
     Example:
         >>> plain(np.float32(0.5)), plain(True), plain({"a": [1]})
@@ -79,6 +78,6 @@ def plain(value: Any) -> Any:
 
 
 def text_of(value: Any) -> str:
-    """What a person reads of a table's value; empty where there is none."""
+    """Return a table's value as text, "" for a missing one."""
     found = plain(value)
     return "" if found is None else found if isinstance(found, str) else str(found)

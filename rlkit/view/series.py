@@ -1,12 +1,10 @@
-"""Metrics as curves of at most some three hundred points, kept up to date at the cost of the new points only.
+"""Metrics as curves of at most about three hundred points, updated at the cost of the new points.
 
-A browser draws a thousand points per curve without effort and a hundred thousand hardly, so a long history is
-thinned. Values go into buckets, each keeps its lowest and its highest point: a spike of one step stays visible
-however long the run. When there are too many buckets, neighbours are merged; that costs a fixed amount per point over
-the whole run, so step 100,000 is as cheap as step 1,000. What is not a number (null in the log) stays a gap, and is
-counted.
+Browsers are slow with a hundred thousand points per curve, so long curves are thinned. Each bucket keeps its lowest and
+its highest point, so a spike of one step stays visible. When there are too many buckets, neighbours are merged, at a
+constant cost per point over the whole run. Values that are not finite (null in the log) are gaps, and counted.
 
-Left out: averages over a window; they hide the very jumps that one looks for.
+Left out: averages over a window, which hide jumps.
 """
 
 from collections.abc import Iterable
@@ -22,7 +20,7 @@ BUCKETS = 150  # two points each; a chart is some 300 pixels wide
 
 @dataclass
 class Curve:
-    """One metric of one run: every value ever given, in bounded space.
+    """One metric of one run in bounded space.
 
     Attributes:
         count: values so far.
@@ -87,9 +85,7 @@ class Curve:
 
 
 def _reduce(rows: np.ndarray) -> np.ndarray:
-    """(N,W,3) points (place, step, value) to N buckets: lowest point, highest point, number of gaps, first gap's
-    step.
-    """
+    """Reduce (N,W,3) points (place, step, value) to N buckets: lowest point, highest, number of gaps, first gap's step."""
     finite = np.isfinite(rows[..., 2])
     every = np.arange(len(rows))
     low = rows[every, np.where(finite, rows[..., 2], np.inf).argmin(1)]
@@ -99,7 +95,7 @@ def _reduce(rows: np.ndarray) -> np.ndarray:
 
 
 def _merge(done: np.ndarray) -> np.ndarray:
-    """Neighbouring buckets become one; an odd last one stays."""
+    """Merge neighbouring buckets; an odd last one stays."""
     pairs = done[: len(done) // 2 * 2].reshape(-1, 2, 8)
     points = pairs[..., :6].reshape(-1, 4, 3)
     merged = _reduce(points)
@@ -116,9 +112,7 @@ class Series:
         self._buckets = buckets
 
     def update(self, reader: RunReader, names: Iterable[str] | None = None) -> None:
-        """Take what the reader has since the last call. A log that was cut or rewritten (a resumed run) is read
-        anew.
-        """
+        """Read what is new. A log that was cut or rewritten (a resumed run) is read from its start."""
         for name in reader.names if names is None else names:
             steps, values = reader.series(name)
             curve = self.curves.get(name)

@@ -1,8 +1,8 @@
-"""A word about groups that teach nothing: more than half of them without signal for a while.
+"""A warning if more than half of the groups had no signal over ten steps.
 
-Where all completions of a prompt got the same reward, every leave-one-out advantage is 0 (known_faults B44: two
-generations with binary rewards leave most groups so). One batch of such groups is chance; ten steps in a row that are
-above one half on average are worth a sentence. It follows from the log alone: the same run says the same, and once.
+If all completions of a prompt got the same reward, every leave-one-out advantage is 0; with two generations and binary
+rewards most groups are like that. One such batch may be chance, a mean above one half over ten steps is not. The
+warning follows from the log alone and is given once.
 """
 
 import numpy as np
@@ -10,14 +10,14 @@ import numpy as np
 from rlkit.run.reader import RunReader
 
 METRIC = "frac_reward_zero_std"
-SHARE, STEPS = 0.5, 10  # of the groups, on the average of so many logged steps
+SHARE, STEPS = 0.5, 10  # of the groups, as a mean over this number of logged steps
 
 
 class Signal:
-    """Looks through the log of one run, each line once.
+    """Watches the log of one run.
 
     Attributes:
-        said: the sentence; "" until there is a reason for it.
+        said: the warning, or "".
     """
 
     def __init__(self) -> None:
@@ -25,7 +25,7 @@ class Signal:
         self._seen = 0
 
     def update(self, reader: RunReader) -> None:
-        """Take what the reader has since the last call; a log that was cut is looked at anew."""
+        """Read what is new; a log that was cut is read from its start."""
         steps, values = reader.series(METRIC) if METRIC in reader.names else (np.empty(0), np.empty(0))
         if len(steps) < self._seen:
             self.said, self._seen = "", 0
@@ -42,11 +42,11 @@ class Signal:
 
 
 def first_without_signal(steps: np.ndarray, shares: np.ndarray) -> float | None:
-    """The step where the mean of `STEPS` values first was above `SHARE`: the first of these; None if it never was.
+    """Return the first of the first `STEPS` steps whose mean share is above `SHARE`; None if there are none.
 
     Args:
         steps: (N,).
-        shares: (N,) of groups with the same reward in all rows; NaN is left out.
+        shares: (N,) share of groups with the same reward in all rows; NaN is left out.
 
     Example:
         >>> first_without_signal(np.arange(12), np.array([0.0] * 2 + [0.6] * 10))

@@ -14,10 +14,10 @@ SCRIPT = """
 import os, signal, sys, time
 import rlkit as rl
 from rlkit import script
-from rlkit.run import stopping
+from rlkit.run import signals
 script.start(__file__, notebook="n.ipynb", sha256="0")
 run = rl.Run(sys.argv[1])
-stopping.SECOND_SECONDS = {apart}
+signals.SECOND_SECONDS = {apart}
 def signalled(name):
     os.kill(os.getpid(), getattr(signal, name))
     time.sleep(0.01)

@@ -115,7 +115,7 @@ def test_what_was_asked_wrongly_is_named(run, tmp_path):
         reader.series("loss")
     with pytest.raises(KeyError, match=r"step 7 was not kept; the nearest that was is 9"):
         reader.rollouts(7)
-    with pytest.raises(FileNotFoundError, match=r"is no folder of a run: expected config\.json"):
+    with pytest.raises(FileNotFoundError, match=r"is not the folder of a run: expected config\.json"):
         rl.Run.open(tmp_path / "nothing")
 
 

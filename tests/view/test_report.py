@@ -35,7 +35,7 @@ def test_the_command_writes_and_names_what_is_wrong(tmp_path, capsys):
     assert main(["report", str(folder), "-o", str(tmp_path / "x.html")]) == 0
     assert "wrote" in capsys.readouterr().out and (tmp_path / "x.html").exists()
     assert main(["report", str(tmp_path / "none"), "-o", str(tmp_path / "y.html")]) == 2
-    assert "is no folder of a run" in capsys.readouterr().err and not (tmp_path / "y.html").exists()
+    assert "is not the folder of a run" in capsys.readouterr().err and not (tmp_path / "y.html").exists()
 
 
 @pytest.mark.browser

@@ -21,7 +21,7 @@ COMMAND = [sys.executable, "-c", "import sys; from rlkit.cli import main; sys.ex
 def test_a_missing_library_a_missing_run_and_a_taken_port_are_named(tmp_path, capsys, monkeypatch):
     folder = str(write_run(tmp_path / "r", 2))
     assert main(["view", str(tmp_path / "none"), "--no-browser"]) == 2
-    assert "is no folder of a run" in capsys.readouterr().err
+    assert "is not the folder of a run" in capsys.readouterr().err
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
