@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from rlkit.support.notebook import notebook_path, variables
 from rlkit.support.scalars import scalar
 
 PATIENCE = 5.0
@@ -25,21 +26,11 @@ def origin() -> dict[str, Any]:
     found: dict[str, Any] = {}
     notebook, script = notebook_path(), _script_path()
     if notebook is not None:
-        found |= {"notebook": str(notebook.resolve()), "parameters": notebook_parameters(notebook, _namespace())}
+        found |= {"notebook": str(notebook.resolve()), "parameters": notebook_parameters(notebook, variables())}
     elif script is not None:
         found["script"] = {"file": str(script.resolve()), "arguments": sys.argv[1:]}
     commit = git_commit((notebook or script or Path.cwd() / "x").resolve().parent)
     return found | ({"git": commit} if commit else {})
-
-
-def notebook_path() -> Path | None:
-    """The path of the notebook that runs, as far as its front end tells it."""
-    names = _namespace()
-    # Jupyter Server 2 says it in the environment, VS Code and PyCharm in a variable.
-    for said in (os.environ.get("JPY_SESSION_NAME"), names.get("__vsc_ipynb_file__"), names.get("__session__")):
-        if isinstance(said, str) and said.endswith(".ipynb") and Path(said).is_file():
-            return Path(said)
-    return None
 
 
 def notebook_parameters(notebook: Path, names: Mapping[str, Any]) -> dict[str, Any]:
@@ -106,16 +97,6 @@ def _git(folder: Path, *arguments: str) -> str | None:
     except (OSError, subprocess.SubprocessError, UnicodeDecodeError):
         return None
     return done.stdout
-
-
-def _namespace() -> Mapping[str, Any]:
-    if "IPython" in sys.modules:
-        from IPython.core.getipython import get_ipython
-
-        shell = get_ipython()
-        if shell is not None:
-            return shell.user_ns
-    return {}
 
 
 def _script_path() -> Path | None:
