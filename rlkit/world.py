@@ -25,6 +25,7 @@ from rlkit.loading import default_device
 from rlkit.policy import Policy
 from rlkit.strategies.wrap import wrap_ddp, wrap_fsdp2
 from rlkit.support.process_state import current
+from rlkit.support.text import did_you_mean
 
 if TYPE_CHECKING:
     from torch.nn import Parameter
@@ -154,10 +155,7 @@ class World:
         if strategy == "auto":
             strategy = os.environ.get(STRATEGY_VARIABLE, "auto")
         if strategy not in get_args(Strategy):
-            import difflib
-
-            near = difflib.get_close_matches(strategy, get_args(Strategy), n=1)
-            hint = f" Did you mean {near[0]!r}?" if near else ""
+            hint = did_you_mean(strategy, get_args(Strategy))
             raise ValueError(f"world.prepare: strategy must be one of {get_args(Strategy)}, got {strategy!r}.{hint}")
         if self.size == 1:
             return "single"

@@ -7,7 +7,6 @@ from pathlib import Path
 from rlkit._version import __version__
 from rlkit.export.analysis import Program, analyse, deeper
 from rlkit.export.checks import ERRORS, Facts
-from rlkit.export.find import this_notebook
 from rlkit.export.lint import WARNINGS
 from rlkit.export.parameters import read_parameters
 from rlkit.export.placement import place
@@ -15,6 +14,7 @@ from rlkit.export.problems import ExportError, Problem
 from rlkit.export.reading import GENERATED, read_notebook
 from rlkit.export.writing import code_hash, write_script
 from rlkit.record import printable
+from rlkit.support.notebook import notebook_path
 from rlkit.support.text import say
 
 
@@ -98,7 +98,12 @@ def export(
         >>> rl.export("notebooks/01_rloo.ipynb", "01.py")  # doctest: +SKIP
         PosixPath('01.py')
     """
-    source = Path(notebook) if notebook is not None else this_notebook()
+    source = Path(notebook) if notebook is not None else notebook_path()
+    if source is None:
+        raise RuntimeError(
+            'rl.export: the front end does not say which notebook this is. Give its path: rl.export("my.ipynb"), and '
+            "save the notebook first."
+        )
     target = script_path(source, out)
     exported = export_text(source, name=target.name, strict=strict)
     for problem in exported.problems:

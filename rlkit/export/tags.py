@@ -11,8 +11,9 @@
 Case does not matter. A first line `# rlkit: notebook-only` does the same, for editors without a field for tags.
 """
 
-import difflib
 from collections.abc import Sequence
+
+from rlkit.support.text import nearest
 
 ALIASES = {
     "parameters": "parameters",
@@ -60,8 +61,7 @@ def near_miss(tag: str) -> str | None:
     """
     if _plain(tag) in ALIASES:
         return None
-    close = difflib.get_close_matches(_plain(tag).replace("_", "-"), ALIASES, n=1, cutoff=CLOSE)
-    return close[0] if close else None
+    return nearest(_plain(tag).replace("_", "-"), ALIASES, CLOSE)
 
 
 def _plain(tag: str) -> str:

@@ -16,6 +16,7 @@ import torch
 
 from rlkit.distributed import collectives
 from rlkit.run.signals import StopFlag
+from rlkit.support.notebook import shell
 from rlkit.support.process_state import current
 from rlkit.support.text import say
 
@@ -24,9 +25,8 @@ _alive: "list[Background]" = []  # at most one: two loops would draw from one ra
 
 
 def runs_in_place() -> bool:
-    """Return True in scripts and under torchrun, False in a kernel."""
-    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
-    return getattr(shell, "kernel", None) is None or bool(current.script) or collectives.is_many()
+    """True in scripts and under torchrun; False in a kernel."""
+    return shell() is None or bool(current.script) or collectives.is_many()
 
 
 class Background:

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from rlkit.support.notebook import notebook_path, variables
 from rlkit.support.scalars import scalar
 
 PATIENCE = 5.0  # seconds that git gets
@@ -24,22 +25,11 @@ def origin() -> dict[str, Any]:
     found: dict[str, Any] = {}
     notebook, script = notebook_path(), _script_path()
     if notebook is not None:
-        found |= {"notebook": str(notebook.resolve()), "parameters": notebook_parameters(notebook, _namespace())}
+        found |= {"notebook": str(notebook.resolve()), "parameters": notebook_parameters(notebook, variables())}
     elif script is not None:
         found["script"] = {"file": str(script.resolve()), "arguments": sys.argv[1:]}
     commit = git_commit((notebook or script or Path.cwd() / "x").resolve().parent)
     return found | ({"git": commit} if commit else {})
-
-
-def notebook_path() -> Path | None:
-    """Return the notebook that runs: Jupyter Server 2 names it in the environment, VS Code and PyCharm in a variable;
-    None if nothing does.
-    """
-    names = _namespace()
-    for path in (os.environ.get("JPY_SESSION_NAME"), names.get("__vsc_ipynb_file__"), names.get("__session__")):
-        if isinstance(path, str) and path.endswith(".ipynb") and Path(path).is_file():
-            return Path(path)
-    return None
 
 
 def notebook_parameters(notebook: Path, names: Mapping[str, Any]) -> dict[str, Any]:
@@ -100,11 +90,6 @@ def git_commit(folder: Path) -> dict[str, Any] | None:
         return {"commit": commit, "dirty": bool(git("status", "--porcelain", "--untracked-files=no"))}
     except (OSError, subprocess.SubprocessError, UnicodeDecodeError):
         return None if commit is None else {"commit": commit, "dirty": None}
-
-
-def _namespace() -> Mapping[str, Any]:
-    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
-    return {} if shell is None else shell.user_ns
 
 
 def _script_path() -> Path | None:

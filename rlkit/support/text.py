@@ -1,30 +1,32 @@
-"""Text made safe to show, on a page and in a terminal.
+"""Text that is safe to show on a page and in a terminal, and hints for misspelt names.
 
-A completion may hold anything: ANSI codes that repaint a terminal, a NUL, marks that turn the writing direction. Such
-characters are shown as signs, never sent. A page may hold MathJax, which would typeset what stands between two "$". And
-a terminal may have an encoding that lacks a letter: no line that is printed may end a training for that.
+A completion may hold anything: ANSI codes that repaint a terminal, a NUL, marks that change the writing direction. Such
+characters are shown as visible symbols. A page may run MathJax, which would typeset the text between two "$". And the
+encoding of a terminal may lack a character, which must not stop a training.
 """
 
 import contextlib
+import difflib
 import html
 import numbers
 import sys
 import unicodedata
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
     import pandas as pd
 
 UNTYPESET = "mathjax_ignore tex2jax_ignore"
-"""Classes of HTML whose "$" are no formulas, to JupyterLab and to nbconvert."""
+"""Classes of HTML in which JupyterLab and nbconvert do not read "$" as a formula."""
 
 
 def visible(text: str, limit: int | None = None) -> str:
-    r"""The text with every control and direction character drawn as a sign; line ends as ⏎.
+    r"""The text with control and direction characters as visible symbols; line ends as ⏎.
 
     Args:
         text: any text.
-        limit: characters to keep; what is cut is counted at the end.
+        limit: characters to keep; the number of those cut is added at the end.
 
     Example:
         >>> visible("a\x1b[31mb\x00\n\u202e", 20)
@@ -33,10 +35,10 @@ def visible(text: str, limit: int | None = None) -> str:
         'xxx… (+997 characters)'
     """
     cut = "" if limit is None or len(text) <= limit else f"… (+{len(text) - limit:,} characters)"
-    return "".join(_sign(letter) for letter in text[:limit]) + cut
+    return "".join(_symbol(letter) for letter in text[:limit]) + cut
 
 
-def _sign(letter: str) -> str:
+def _symbol(letter: str) -> str:
     if letter == "\n":
         return "⏎"
     if letter.isprintable() or letter == " ":
@@ -46,13 +48,13 @@ def _sign(letter: str) -> str:
         return chr(0x2400 + code)
     if code == 0x7F:
         return "␡"
-    if unicodedata.category(letter) == "Zs":  # the many kinds of blank
+    if unicodedata.category(letter) == "Zs":  # other kinds of space
         return " "
     return f"⟨{code:04X}⟩"
 
 
 def as_html(text: str, limit: int | None = None) -> str:
-    """`visible`, escaped for a page; its writing direction stays inside."""
+    """`visible`, escaped for a page and isolated from the writing direction around it."""
     return f"<bdi>{html.escape(visible(text, limit))}</bdi>"
 
 
@@ -61,8 +63,8 @@ def table_html(heading: str, frame: "pd.DataFrame", limit: int = 80) -> str:
 
     Args:
         heading: plain text.
-        frame: the table; what is no number is shown as text.
-        limit: characters of a text that are shown.
+        frame: the table; values other than numbers are shown as text.
+        limit: characters to show of a text.
     """
     import pandas as pd
 
@@ -77,13 +79,13 @@ def table_html(heading: str, frame: "pd.DataFrame", limit: int = 80) -> str:
 
 
 def as_plotly(text: str, limit: int = 40) -> str:
-    """A name, shortened, without what plotly takes for markup, for a template or for a formula."""
+    """A name, shortened, without the characters that plotly reads as markup, template or formula."""
     short = visible(text if len(text) <= limit else f"{text[: limit - 1]}…")
     return html.escape(short, quote=False).replace("{", "&#123;").replace("$", "&#36;")
 
 
-def fits(text: str, stream: Any = None) -> str:
-    r"""The text with `\x..` for the letters that a stream's encoding lacks.
+def fits(text: str, stream: TextIO | None = None) -> str:
+    r"""The text with `\x..` for the characters that a stream's encoding lacks.
 
     Args:
         text: any text.
@@ -104,12 +106,28 @@ def fits(text: str, stream: Any = None) -> str:
 
 
 def say(text: object, *, end: str = "\n", flush: bool = False) -> None:
-    """`print` that no encoding of the terminal can make fail."""
+    """`print`, whatever the encoding of the terminal."""
     print(fits(str(text)), end=end, flush=flush)
 
 
 def tolerate_encodings() -> None:
-    """What a program of its own does at its start: its whole output is printed as `say` would, help texts too."""
+    """Let all output of this process, help texts too, be printed as `say` does; for the start of a program."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(AttributeError, OSError, ValueError):  # None, closed, or not a file
             stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+
+
+def nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
+    """The known name that a misspelt one was probably meant to be, or None."""
+    return next(iter(difflib.get_close_matches(name, list(known), n=1, cutoff=cutoff)), None)
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """` Did you mean 'x'?` for the nearest known name; empty if none is close.
+
+    Example:
+        >>> "Unknown task." + did_you_mean("adition", ["addition", "sort"])
+        "Unknown task. Did you mean 'addition'?"
+    """
+    near = nearest(name, known)
+    return f" Did you mean {near!r}?" if near else ""

@@ -7,13 +7,12 @@ is loaded, not when rlkit is.
 
 from __future__ import annotations
 
-import difflib
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from rlkit.support.text import table_html
+from rlkit.support.text import did_you_mean, table_html
 
 if TYPE_CHECKING:
     import datasets
@@ -76,8 +75,7 @@ def load(name: str, **options: Any) -> Task:
 
         return reasoning_gym.load(name.removeprefix(GYM), **options)
     if name not in TASKS:
-        near = difflib.get_close_matches(str(name), TASKS, n=1)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
+        hint = did_you_mean(str(name), TASKS)
         raise ValueError(
             f"tasks.load: unknown task {name!r}. Known tasks: {', '.join(sorted(TASKS))}, {GYM}NAME.{hint}"
         )

@@ -16,6 +16,7 @@ from typing import Any
 
 from rlkit.record import Prompt
 from rlkit.rewards.answers import answer_part, completion_text
+from rlkit.support.text import did_you_mean
 from rlkit.tasks import Task
 
 logger = logging.getLogger(__name__)
@@ -137,13 +138,8 @@ def _source(name: str, seed: int, size: int, config: str) -> Any:
     gym = _package()
     known = names()
     if name not in known:
-        import difflib
-
-        near = difflib.get_close_matches(name, known, n=3)
-        raise ValueError(
-            f"reasoning-gym: there is no task {name!r}. {f'Did you mean {near}? ' if near else ''}"
-            f"It has {len(known)}: {', '.join(known)}."
-        )
+        hint = did_you_mean(name, known)
+        raise ValueError(f"reasoning-gym: there is no task {name!r}.{hint} It has {len(known)}: {', '.join(known)}.")
     try:
         return gym.create_dataset(name, seed=seed, size=size, **json.loads(config))
     except (TypeError, AssertionError) as error:

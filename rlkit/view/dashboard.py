@@ -22,9 +22,10 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from rlkit.run.reader import RunReader
+from rlkit.support.notebook import shell
 from rlkit.support.text import UNTYPESET, as_html, fits, say
 from rlkit.view.budget import PAUSE, Budget
-from rlkit.view.frontend import FrontEnd, front_end, missing, shell
+from rlkit.view.frontend import FrontEnd, front_end, missing
 from rlkit.view.panels import History
 from rlkit.view.static import advice, as_page, as_text
 

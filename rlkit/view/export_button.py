@@ -15,12 +15,11 @@ def export_notebook(path: str | None) -> dict[str, Any]:
         "fix"}]}. Where the front end does not tell which notebook runs, `needs_path` is true.
     """
     from rlkit.export.export import export_text, script_path, write_safely
-    from rlkit.export.find import this_notebook
     from rlkit.export.problems import ExportError
+    from rlkit.support.notebook import notebook_path
 
-    try:
-        notebook = this_notebook() if path is None else Path(path)
-    except RuntimeError:
+    notebook = notebook_path() if path is None else Path(path)
+    if notebook is None:
         said = "The front end does not say which notebook this is: give its path."
         return _result(None, said, (), needs_path=True)
     if not notebook.is_file():

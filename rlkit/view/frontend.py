@@ -8,7 +8,9 @@ cannot run it. An unknown front end gets the static picture, which is updated du
 import importlib.util
 import os
 import sys
-from typing import Any, Literal
+from typing import Literal
+
+from rlkit.support.notebook import shell
 
 FrontEnd = Literal["live", "static", "text"]
 NEEDED = ("ipywidgets", "anywidget", "plotly")
@@ -22,16 +24,6 @@ def front_end() -> FrontEnd:
     known = any(name in os.environ for name in TRACES) or any(name.startswith("VSCODE_") for name in os.environ)
     known = known or os.environ.get("SERVER_SOFTWARE", "").startswith("voila") or "google.colab" in sys.modules
     return "live" if known and not missing() else "static"
-
-
-def shell() -> Any:
-    """Return the IPython shell of a kernel; None in a script or terminal."""
-    if "IPython" not in sys.modules:
-        return None
-    from IPython import get_ipython
-
-    found = get_ipython()  # type: ignore[no-untyped-call, unused-ignore]
-    return found if getattr(found, "kernel", None) is not None else None
 
 
 def missing() -> list[str]:

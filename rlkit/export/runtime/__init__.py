@@ -1,1 +1,1 @@
-"""What an exported script calls when it runs: its flags, its start, `await` at the top and `display`."""
+"""The runtime of exported scripts: their flags, their start, `await` at the top level and `display`."""

@@ -1,12 +1,12 @@
-"""Flags of an exported script: its parameters and those of the run, strict and typed.
+"""Flags of an exported script: its parameters and those of the run, with strict types.
 
-Order: default of the notebook < config file < command line. Unknown names are errors that name the nearest known one.
-A parameter of the notebook with the name of a run flag (`max_steps`, `strategy`) is the flag: the notebook passes it on
-itself.
+Order: default of the notebook < config file < command line. An error for an unknown name suggests the nearest known
+one. A parameter of the notebook that is named like a run flag (`max_steps`, `strategy`) replaces it, since the notebook
+passes the value on itself. docs/decisions.md says why this is argparse and not a library on top of it.
 """
 
 import argparse
-import difflib
+import functools
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NoReturn, get_args
 
 from rlkit.export.runtime.kinds import accept, from_text
+from rlkit.support.text import did_you_mean, nearest
 
 RESERVED = ("help", "config", "print_config", "print_all_ranks", "out", "resume")  # no parameter may have these names
 
@@ -34,7 +35,7 @@ class Parameter:
 
 
 def own_flags(name: str) -> list[str]:
-    """What sets a parameter on a command line: `--max-steps`, `--max_steps`.
+    """The flags that set a parameter: `--max-steps` and `--max_steps`.
 
     Example:
         >>> own_flags("max_steps"), own_flags("lr"), own_flags("_x")
@@ -45,14 +46,14 @@ def own_flags(name: str) -> list[str]:
 
 
 def all_flags(name: str, kind: str) -> list[str]:
-    """Those of `own_flags`, and the `--no-...` of a switch."""
+    """`own_flags`, and for a switch also their `--no-...`."""
     own = own_flags(name)
     return own + [f"--no-{flag[2:]}" for flag in own] if kind == "bool" else own
 
 
 @dataclass(frozen=True)
 class Resolved:
-    """What a command line and a config file say: values of the parameters, and the run flags that were given."""
+    """Values of all parameters, and of the run flags that a command line or a config file gives."""
 
     parameters: dict[str, Any]
     run: dict[str, Any]
@@ -63,29 +64,27 @@ def run_flags() -> list[Parameter]:
     from rlkit.world import Backend, Precision, Strategy
 
     return [
-        Parameter("strategy", f"Literal{list(get_args(Strategy))}", "auto", "how weights lie on several processes"),
+        Parameter("strategy", f"Literal{list(get_args(Strategy))}", "auto", "how weights are laid out over processes"),
         Parameter("precision", f"Literal{list(get_args(Precision))} | None", None, "bf16: autocast on float32 weights"),
         Parameter("out", "str | None", None, "folder of the run, instead of the notebook's"),
-        Parameter("resume", "str", "none", "auto: go on from the newest checkpoint, if any; none; or a checkpoint"),
+        Parameter("resume", "str", "none", "auto: resume from the newest checkpoint, if any; none; or a checkpoint"),
         Parameter("seed", "int | None", None, "of rl.setup and of the prompts' order, instead of the notebook's"),
         Parameter("max_steps", "int | None", None, "steps of the run, instead of the notebook's"),
-        Parameter("save_every", "int | None", None, "steps between two checkpoints"),
-        Parameter("keep", "int | None", None, "checkpoints that stay"),
+        Parameter("save_every", "int | None", None, "steps between checkpoints"),
+        Parameter("keep", "int | None", None, "checkpoints to keep"),
         Parameter("vllm_url", "str | None", None, "sample from vLLM servers: http://HOST:PORT, several with commas"),
-        Parameter("vllm_folder", "str | None", None, "weights go to them through this folder, which both sides see"),
-        Parameter("vllm_group_port", "int", 51216, "weights go to them by NCCL, over this port"),
-        Parameter("vllm_deadline", "float", 60.0, "seconds in which they must answer"),
+        Parameter("vllm_folder", "str | None", None, "send weights to them through this shared folder"),
+        Parameter("vllm_group_port", "int", 51216, "port for sending weights to them by NCCL"),
+        Parameter("vllm_deadline", "float", 60.0, "seconds within which they must answer"),
         Parameter("dist_timeout", "float | None", None, "minutes that a process waits for the others (setup's)"),
-        Parameter("backend", f"Literal{list(get_args(Backend))} | None", None, "between processes; else by the device"),
-        Parameter("deterministic", "bool", False, "torch's deterministic algorithms only; slower, or an error"),
+        Parameter("backend", f"Literal{list(get_args(Backend))} | None", None, "of torch.distributed (the device's)"),
+        Parameter("deterministic", "bool", False, "use only deterministic algorithms of torch: slower, or an error"),
         Parameter("print_all_ranks", "bool", False, "every process prints, not only the main one"),
     ]
 
 
 class _Switch(argparse.BooleanOptionalAction):
-    """`--name` and `--no-name`. argparse's own takes every flag that begins with `--no-` for a no: `--no-kl` of the
-    parameter `no_kl` too.
-    """
+    """`--name` and `--no-name`. argparse's own action reads the `--no-kl` of a parameter `no_kl` as False."""
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
         assert option_string is not None
@@ -93,7 +92,7 @@ class _Switch(argparse.BooleanOptionalAction):
 
 
 class _Parser(argparse.ArgumentParser):
-    """Usage stays one line: the list of all flags is in --help."""
+    """A parser whose errors are one line instead of the list of all flags."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {message}\nAll flags: {self.prog} --help\n")
@@ -109,11 +108,10 @@ def parse(parameters: Sequence[Parameter], arguments: Sequence[str], *, prog: st
         description: first lines of --help.
 
     Returns:
-        Every parameter's value, and those run flags that were given.
+        The value of every parameter, and of the run flags that were given.
 
     Raises:
-        SystemExit: 2 for a wrong flag, name, value or file, with one line that says what is wrong; 0 after --help and
-            --print-config.
+        SystemExit: 2 with a one-line error for a wrong flag, name, value or file; 0 after --help and --print-config.
 
     Example:
         >>> parse([Parameter("max_steps", "int", 120)], ["--max-steps", "3"], prog="nb.py").parameters
@@ -144,9 +142,7 @@ def parse(parameters: Sequence[Parameter], arguments: Sequence[str], *, prog: st
     return resolved
 
 
-def _parser(
-    own: Mapping[str, Parameter], run: Mapping[str, Parameter], prog: str, description: str
-) -> argparse.ArgumentParser:
+def _parser(own: Mapping[str, Parameter], run: Mapping[str, Parameter], prog: str, description: str) -> _Parser:
     parser = _Parser(
         prog=prog,
         description=description,
@@ -155,13 +151,12 @@ def _parser(
         argument_default=argparse.SUPPRESS,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    titles = {"parameters of the notebook": own, "the run": run}
-    for title, group in titles.items():
+    for title, group in {"parameters of the notebook": own, "the run": run}.items():
         section = parser.add_argument_group(title)
         for parameter in group.values():
             _add(section, parameter)
     section = parser.add_argument_group("files")
-    section.add_argument("--config", metavar="FILE", default=None, help="JSON or YAML; the command line is above it")
+    section.add_argument("--config", metavar="FILE", default=None, help="JSON or YAML; the command line overrides it")
     section.add_argument("--print-config", action="store_true", default=False, help="print all values and stop")
     return parser
 
@@ -169,28 +164,25 @@ def _parser(
 def _add(section: Any, parameter: Parameter) -> None:
     shown = "" if parameter.default is None else f" ({json.dumps(parameter.default, default=_plain)})"
     text = (parameter.help + shown).strip().replace("%", "%%")
-    name, *also = own_flags(parameter.name)
-    helps = {name: text, **dict.fromkeys(also, argparse.SUPPRESS)}  # --max_steps works, and is not listed
-    if parameter.kind == "bool":
-        for flag, shown_text in helps.items():
-            section.add_argument(flag, dest=parameter.name, action=_Switch, help=shown_text)
-        return
+    options: dict[str, Any] = {"action": _Switch}
+    if parameter.kind != "bool":
+        kind = parameter.kind.removesuffix(" | None")
+        choices = kind.removeprefix("Literal[")
+        metavar = kind.upper() if choices == kind else choices[:-1].replace("'", "").replace(", ", "|")
+        options = {"type": functools.partial(_convert, parameter.kind), "metavar": metavar}
+    for place, flag in enumerate(own_flags(parameter.name)):  # --max_steps works, and is not listed
+        section.add_argument(flag, dest=parameter.name, help=argparse.SUPPRESS if place else text, **options)
 
-    def convert(value: str) -> Any:
-        try:
-            return from_text(value, parameter.kind)
-        except ValueError as error:
-            raise argparse.ArgumentTypeError(str(error)) from error
 
-    kind = parameter.kind.removesuffix(" | None")
-    choices = kind.startswith("Literal[")
-    metavar = kind[len("Literal[") : -1].replace("'", "").replace(", ", "|") if choices else kind.upper()
-    for flag, shown_text in helps.items():
-        section.add_argument(flag, dest=parameter.name, type=convert, metavar=metavar, help=shown_text)
+def _convert(kind: str, text: str) -> Any:
+    try:
+        return from_text(text, kind)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def _join_negative(arguments: Sequence[str], known: Mapping[str, Parameter]) -> list[str]:
-    """`--lr -1e-5` as `--lr=-1e-5`: argparse takes a negative number in this form for a flag."""
+    """Rewrite `--lr -1e-5` to `--lr=-1e-5`: argparse reads a negative number in this form as a flag."""
     takes_value = {name for p in known.values() if p.kind != "bool" for name in own_flags(p.name)}
     joined: list[str] = []
     for argument in arguments:
@@ -212,14 +204,9 @@ def _is_number(text: str) -> bool:
 def _unexpected(argument: str, known: Mapping[str, Parameter]) -> str:
     if not argument.startswith("-"):
         return f"unexpected {argument!r}. A switch takes no value: --name or --no-name."
-    name = argument.split("=")[0].lstrip("-").replace("-", "_")
-    return f"unknown flag {argument.split('=')[0]}.{suggestion(name, known, as_flag=True)}"
-
-
-def suggestion(name: str, known: Mapping[str, Parameter], *, as_flag: bool = False) -> str:
-    """` Did you mean ...?`, or nothing."""
-    close = difflib.get_close_matches(name.removeprefix("no_"), known, n=1)
-    return f" Did you mean {known[close[0]].flag if as_flag else repr(close[0])}?" if close else ""
+    flag = argument.split("=")[0]
+    near = nearest(flag.lstrip("-").replace("-", "_").removeprefix("no_"), known)
+    return f"unknown flag {flag}." + (f" Did you mean {known[near].flag}?" if near else "")
 
 
 def read_config(path: str, known: Mapping[str, Parameter]) -> dict[str, Any]:
@@ -227,7 +214,7 @@ def read_config(path: str, known: Mapping[str, Parameter]) -> dict[str, Any]:
 
     Raises:
         OSError: the file cannot be read.
-        ValueError: not JSON or YAML, an unknown name, or a value of another kind.
+        ValueError: not JSON or YAML, an unknown name, or a value of another type.
     """
     text = Path(path).read_text(encoding="utf-8")
     is_yaml = Path(path).suffix.lower() in (".yaml", ".yml")
@@ -243,7 +230,7 @@ def read_config(path: str, known: Mapping[str, Parameter]) -> dict[str, Any]:
     for key, value in found.items():
         name = str(key).replace("-", "_")
         if name not in known:
-            raise ValueError(f"unknown name {key!r}.{suggestion(name, known)}")
+            raise ValueError(f"unknown name {key!r}.{did_you_mean(name, known)}")
         kind = known[name].kind
         if is_yaml and isinstance(value, str) and "float" in kind and "str" not in kind and _is_number(value):
             value = float(value)  # YAML 1.1 reads 3e-4 as text

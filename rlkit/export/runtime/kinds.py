@@ -1,7 +1,7 @@
-"""Types of parameters as text, `int | None` or `Literal['a', 'b']`, and the strict reading of values against them.
+"""Kinds: types of parameters as text, `int | None` or `Literal['a', 'b']`, and strict checks of values against them.
 
-Used by the exporter, which checks the defaults, and by the scripts, which check the command line and config files.
-Strict: a float is no int, 1 is no bool, "False" is a text. An int is accepted where a float is expected.
+The exporter checks defaults with them; the scripts check command lines and config files. A float is not accepted as an
+int, 1 not as a bool, "False" not as a bool. An int is accepted as a float.
 """
 
 import ast
@@ -10,12 +10,11 @@ from typing import Any
 
 SIMPLE = {"bool": bool, "int": int, "float": float, "str": str, "list": list, "dict": dict, "tuple": tuple, "set": set}
 ALIASES = {"List": "list", "Dict": "dict", "Tuple": "tuple", "Set": "set", "Sequence": "list", "Mapping": "dict"}
-CONTAINERS = {"list": 1, "tuple": 1, "set": 1, "dict": 2}  # how many types stand in their brackets; a tuple's any
-NOTHING = ("none", "null")
+CONTAINERS = {"list": 1, "tuple": 1, "set": 1, "dict": 2}  # types in their brackets; a tuple may have more
 
 
 def kind_of(value: Any) -> str | None:
-    """The kind of a default without annotation; None for a value that says nothing about its type.
+    """The kind of a default without annotation; None for a value that does not tell its type, like None.
 
     Example:
         >>> kind_of(3e-4), kind_of(True), kind_of(None)
@@ -26,7 +25,7 @@ def kind_of(value: Any) -> str | None:
 
 
 def normalise(annotation: ast.expr) -> str | None:
-    """An annotation as kind; None if it is none of those that a flag can have.
+    """An annotation as a kind; None for a type that no flag can have.
 
     Example:
         >>> normalise(ast.parse("typing.Optional[List[int]]", mode="eval").body)
@@ -65,10 +64,10 @@ def normalise(annotation: ast.expr) -> str | None:
 
 
 def accept(value: Any, kind: str) -> Any:
-    """A value as it stands in a config file, or a default; returns it, an int as float where one is expected.
+    """Check a default, or a value of a config file; returns it, converted from an int or a list where that is allowed.
 
     Raises:
-        ValueError: it is not of that kind.
+        ValueError: the value is of another kind.
 
     Example:
         >>> accept(1, "float | None"), accept([1, 2], "tuple[int, ...]")
@@ -78,17 +77,17 @@ def accept(value: Any, kind: str) -> Any:
 
 
 def from_text(text: str, kind: str) -> Any:
-    """A value as it stands on a command line; lists, dicts, tuples and sets are JSON.
+    """Read a value of a command line; lists, dicts, tuples and sets are JSON.
 
     Raises:
-        ValueError: it is not of that kind.
+        ValueError: the text is not of that kind.
 
     Example:
         >>> from_text("3", "int | None"), from_text("none", "int | None"), from_text("[1, 2]", "list[int]")
         (3, None, [1, 2])
     """
     node = _expression(kind)
-    for part in sorted(_alternatives(node), key=lambda part: _name(part) == "str"):  # text last: it takes anything
+    for part in sorted(_alternatives(node), key=lambda part: _name(part) == "str"):  # str last: it accepts anything
         try:
             return _from_text(text, part)
         except ValueError:
@@ -144,8 +143,7 @@ def _accept_inside(value: Any, node: ast.Subscript) -> Any:
     outer = _name(node.value) or ""
     parts = list(node.slice.elts) if isinstance(node.slice, ast.Tuple) else [node.slice]
     if outer == "Literal":
-        choices = ast.literal_eval(node.slice)
-        choices = choices if isinstance(choices, list | tuple) else [choices]
+        choices = _choices(node)
         if any(type(value) is type(choice) and value == choice for choice in choices):
             return value
         raise ValueError(f"expected one of {', '.join(map(repr, choices))}, got {value!r}")
@@ -160,23 +158,23 @@ def _accept_inside(value: Any, node: ast.Subscript) -> Any:
 
 
 def _from_text(text: str, node: ast.expr) -> Any:
-    if isinstance(node, ast.Constant):
-        if text.lower() in NOTHING:
-            return None
-        raise ValueError(text)
     name = _name(node)
-    if name in ("int", "float"):
+    words: dict[str, Any]
+    if name in ("int", "float", "str"):
         return SIMPLE[name](text)
-    if name == "str":
-        return text
-    if name == "bool":
-        if text.lower() in ("true", "false"):
-            return text.lower() == "true"
+    if isinstance(node, ast.Constant):
+        text, words = text.lower(), {"none": None, "null": None}
+    elif name == "bool":
+        text, words = text.lower(), {"true": True, "false": False}
+    elif isinstance(node, ast.Subscript) and _name(node.value) == "Literal":
+        words = {str(choice): choice for choice in reversed(_choices(node))}
+    else:
+        return _accept(json.loads(text), node)
+    if text not in words:
         raise ValueError(text)
-    if isinstance(node, ast.Subscript) and _name(node.value) == "Literal":
-        choices = ast.literal_eval(node.slice)
-        for choice in choices if isinstance(choices, list | tuple) else [choices]:
-            if str(choice) == text:
-                return choice
-        raise ValueError(text)
-    return _accept(json.loads(text), node)
+    return words[text]
+
+
+def _choices(node: ast.Subscript) -> tuple[Any, ...]:
+    choices = ast.literal_eval(node.slice)
+    return tuple(choices) if isinstance(choices, list | tuple) else (choices,)

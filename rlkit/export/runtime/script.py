@@ -1,4 +1,4 @@
-"""What an exported script calls: flags, start, `await` at the top, `display`.
+"""The functions that an exported script calls: flags, start, `await` at the top level, `display`.
 
     globals().update(rlkit_script.flags(__doc__, ("max_steps", "int", max_steps, "steps")))   # at module level
     rlkit_script.start(__file__, notebook="01_rloo.ipynb", sha256="...")                      # in the guarded block
@@ -23,6 +23,10 @@ from rlkit.support.files import written_whole
 from rlkit.support.process_state import current
 from rlkit.support.text import say, tolerate_encodings
 
+SETTINGS = frozenset(
+    {"seed", "max_steps", "save_every", "keep", "dist_timeout", "backend", "deterministic"}
+    | {"vllm_url", "vllm_folder", "vllm_group_port", "vllm_deadline"}
+)  # run flags that `current` holds under the same name
 T = TypeVar("T")
 _loop: asyncio.AbstractEventLoop | None = None
 
@@ -44,38 +48,26 @@ def flags(doc: str | None, *parameters: tuple[str, str, Any, str]) -> dict[str, 
     prog = os.path.basename(sys.argv[0])
     known = [Parameter(*parameter) for parameter in parameters]
     resolved = parse(known, sys.argv[1:], prog=prog, description=doc or "")
-    run = resolved.run
+    run = {name: value for name, value in resolved.run.items() if value is not None}
     current.parameters = resolved.parameters
-    current.script = {"flags": dict(run), "arguments": sys.argv[1:]}
+    current.script = {"flags": dict(resolved.run), "arguments": sys.argv[1:]}
     current.out = Path(run["out"]) if run.get("out") else None
-    current.resume = None if run.get("resume") in (None, "none") else run["resume"]
-    current.max_steps, current.save_every, current.keep = (run.get(n) for n in ("max_steps", "save_every", "keep"))
-    for name in (
-        "seed",
-        "vllm_url",
-        "vllm_folder",
-        "vllm_group_port",
-        "vllm_deadline",
-        "dist_timeout",
-        "backend",
-        "deterministic",
-    ):
-        if run.get(name) is not None:
-            setattr(current, name, run[name])
+    current.resume = None if run.get("resume", "none") == "none" else run["resume"]
+    for name in SETTINGS & run.keys():
+        setattr(current, name, run[name])
     for flag, variable in (("strategy", "RLKIT_STRATEGY"), ("precision", "RLKIT_PRECISION")):
-        if run.get(flag) is not None:
+        if flag in run:
             os.environ[variable] = run[flag]
     if run.get("print_all_ranks"):
         os.environ["RLKIT_PRINT_ALL_RANKS"] = "1"
-    changed = {p.name: resolved.parameters[p.name] for p in known if resolved.parameters[p.name] != p.default}
-    current.script["changed"] = sorted(changed)
+    current.script["changed"] = sorted(p.name for p in known if resolved.parameters[p.name] != p.default)
     return resolved.parameters
 
 
 def start(file: str, *, notebook: str, sha256: str) -> None:
-    """Begin a script: say which parameters were changed, and keep the traceback of a failure beside the run.
+    """Begin a script: print which parameters were changed, and write the traceback of a failure beside the run.
 
-    From here on a SIGTERM or SIGUSR1 waits for `run.steps`, which saves and says that the run is to go on later.
+    From here on a SIGTERM or SIGUSR1 takes effect in `run.steps`, which saves and marks the run as one to resume.
 
     Args:
         file: the script.
@@ -107,7 +99,7 @@ def start(file: str, *, notebook: str, sha256: str) -> None:
 
 
 def run_async(awaitable: Awaitable[T]) -> T:
-    """Wait for something awaitable, on one event loop that lives as long as the process, as a notebook's does.
+    """Wait for an awaitable on the script's event loop, which lives as long as the process, as a notebook's does.
 
     Raises:
         RuntimeError: called from inside a coroutine.
@@ -126,7 +118,7 @@ def run_async(awaitable: Awaitable[T]) -> T:
 
 
 def _current_loop() -> asyncio.AbstractEventLoop:
-    """The script's one loop, made the thread's own: `asyncio.gather(...)` binds to that before it is awaited."""
+    """The script's loop, set as the thread's own: `asyncio.gather(...)` binds to that before it is awaited."""
     global _loop
     if _loop is None or _loop.is_closed():
         _loop = asyncio.new_event_loop()
@@ -135,11 +127,11 @@ def _current_loop() -> asyncio.AbstractEventLoop:
 
 
 def display(*objects: Any, **options: Any) -> None:
-    """What `display` is outside a notebook: text on the main process.
+    """`display` outside a notebook: text on the main process.
 
     Args:
         objects: to show.
-        options: of IPython's display; they have no meaning here.
+        options: of IPython's display, ignored.
     """
     if _rank() == 0:
         for thing in objects:
