@@ -51,12 +51,10 @@ class Engine(Protocol):
     @property
     def version(self) -> int | None:
         """Policy version of its weights; None before the first `sync` and after one that failed."""
-        ...
 
     @property
     def max_context(self) -> int | None:
         """Most tokens of prompt and completion together; None if only the model limits it."""
-        ...
 
     def generate(
         self,
@@ -75,11 +73,9 @@ class Engine(Protocol):
             EngineError: the engine has no valid weights, or cannot generate.
             ValueError: settings that it does not support, or prompts that do not fit.
         """
-        ...
 
     def renormalises(self, params: SamplingParams) -> bool:
         """True if under these settings `Completion.logp` is that of the truncated distribution."""
-        ...
 
     def sync(self, tensors: Iterable[tuple[str, Tensor]], version: int) -> None:
         """Load the policy's weights, named as in a plain Hugging Face checkpoint; every process of the run calls it.
@@ -91,15 +87,12 @@ class Engine(Protocol):
             ValueError: names or shapes differ from the engine's; nothing was changed.
             EngineError: the weights did not arrive.
         """
-        ...
 
     def check(self) -> None:
         """Raise `EngineError`, with what to do, if it is closed, dead, or has no valid weights."""
-        ...
 
     def close(self) -> None:
         """Release memory, processes and files; closing twice is harmless."""
-        ...
 
 
 class PolicyModelEngine:

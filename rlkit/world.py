@@ -7,6 +7,7 @@ Built on torch.distributed with DDP and FSDP2; not on accelerate, which on a CPU
 DDP instead of FSDP2 (measured, docs/decisions.md). The only global state is torch.distributed's default group.
 """
 
+import atexit
 import contextlib
 import hashlib
 import os
@@ -167,7 +168,6 @@ class World:
         return "ddp" if strategy == "auto" else strategy
 
     def _agree(self, policy: Policy, strategy: str) -> None:
-        """Check that every process prepares the same policy with the same settings."""
         shapes = [(name, tuple(p.shape), p.requires_grad) for name, p in policy.model.named_parameters()]
         plan = {
             "strategy": strategy,
@@ -259,22 +259,13 @@ def _join(size: int, timeout_minutes: float) -> None:
         backend, store=dist.PrefixStore("rlkit-group", store), rank=rank, world_size=size, timeout=timeout
     )
     failure.start(store, rank)
-    import atexit
-
     atexit.register(_leave)
-    if rank:
-        _print_from_main_only()
+    # Standard output of other ranks goes to files beside the log; standard error still reaches the console.
+    if rank and os.environ.get("RLKIT_PRINT_ALL_RANKS", "0") != "1":
+        sys.stdout = RankLog(rank)
 
 
 def _leave() -> None:
-    import torch.distributed as dist
-
-    if dist.is_initialized():
+    if torch.distributed.is_initialized():
         with contextlib.suppress(RuntimeError):
-            dist.destroy_process_group()
-
-
-def _print_from_main_only() -> None:
-    """Send standard output of the other ranks to files beside the log; standard error still reaches the console."""
-    if os.environ.get("RLKIT_PRINT_ALL_RANKS", "0") != "1":
-        sys.stdout = RankLog(collectives.rank())
+            torch.distributed.destroy_process_group()

@@ -152,7 +152,7 @@ MUTANTS = [
     Mutant("cut-off completions accepted", "engines/vllm/sampling_requests.py", 'not in ("stop", "length")', 'in ()', "engines/vllm/test_sampling_requests.py"),
     Mutant("continuous batching: noise of another position", "engines/continuous_sampler.py", "self._noise[belongs, steps]", "self._noise[belongs, steps * 0]", "engines/test_continuous_batching.py"),
     Mutant("continuous batching: attention not put back", "engines/continuous_batching.py", "        if lm.config._attn_implementation != attention:\n", "        if False:\n", "engines/test_continuous_batching.py"),
-    Mutant("continuous batching: random state not put back", "engines/continuous_batching.py", "    with torch.random.fork_rng(devices=devices):\n", "    with contextlib.nullcontext(devices):\n", "engines/test_continuous_batching.py"),
+    Mutant("continuous batching: random state not put back", "engines/continuous_batching.py", "torch.random.fork_rng(devices=devices),", "contextlib.nullcontext(devices),", "engines/test_continuous_batching.py"),
     Mutant("continuous batching: float32 under mixed precision", "engines/continuous_batching.py", "    if policy.autocast is None:\n        yield", "    if True:\n        yield", "engines/test_continuous_batching.py"),
     Mutant("the probe asks at another temperature", "engines/vllm/probe.py", "(1.0 if raw else TEMPERATURE)", "1.0", "engines/test_sync.py"),
     Mutant("tokens of probability 0 drawn", DRAW, "right=True)", "right=False)", SAMPLING),

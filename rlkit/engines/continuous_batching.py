@@ -138,11 +138,12 @@ class ContinuousBatching(PolicyModelEngine):
         choice = Choice(self.policy, prompts, group_ids, num_generations, params, seed)
         config = self._config(choice.prompts, params.max_completion_length)
         lm = causal_lm_of(self.policy.model)
+        devices = [self.policy.device] if self.policy.device.type == "cuda" else []
         with (
             self.policy.without_gradient(),
             self.policy.inference_settings(),
             _autocast_in_threads(lm, self.policy),
-            _random_state(self.policy),
+            torch.random.fork_rng(devices=devices),  # the manager seeds torch when it starts
             _own_attention(lm),
         ):
             self._run(lm, config, choice)
@@ -247,14 +248,6 @@ def _own_attention(lm: Any) -> Iterator[None]:
     finally:
         if lm.config._attn_implementation != attention:
             lm.set_attn_implementation(attention)
-
-
-@contextlib.contextmanager
-def _random_state(policy: "Policy") -> Iterator[None]:
-    """Restore the trainer's random state: the manager seeds torch when it starts."""
-    devices = [policy.device] if policy.device.type == "cuda" else []
-    with torch.random.fork_rng(devices=devices):
-        yield
 
 
 def _cast_around(cache: Any, dtype: torch.dtype) -> None:

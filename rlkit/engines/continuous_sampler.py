@@ -24,6 +24,7 @@ class Choice:
     Attributes:
         prompts: one for each completion.
         ending_ids: the ids at which transformers ends a sequence.
+        stopped: completions that a stop string has ended, unknown to transformers.
     """
 
     def __init__(
@@ -43,7 +44,7 @@ class Choice:
         self._eos = torch.tensor(policy.eos_ids, device=policy.device)
         self._tokens: list[list[int]] = [[] for _ in self.prompts]
         self._logp: list[list[float]] = [[] for _ in self.prompts]
-        self._stopped: set[int] = set()
+        self.stopped: set[int] = set()
 
     def choose(self, logits: Tensor, rows: list[int]) -> Tensor:
         """(N,) next tokens of the completions `rows` from their (N,V) logits."""
@@ -70,19 +71,11 @@ class Choice:
             self._tokens[row].append(token)
             self._logp[row].append(value)
 
-    def ends(self, rows: list[int]) -> set[int]:
-        """Those of `rows` whose completion has just reached a stop string."""
-        if self._chooser.stop is None:
-            return set()
-        return {row for row in rows if bool(self._chooser.hits_stop_string(torch.tensor([self._tokens[row]]))[0])}
-
-    def has_stopped(self, row: int) -> bool:
-        """True if a stop string has ended this completion; transformers does not know yet."""
-        return row in self._stopped
-
-    def stop(self, row: int) -> None:
-        """A stop string has ended this completion."""
-        self._stopped.add(row)
+    def end_at_stop_strings(self, rows: list[int]) -> None:
+        """Add those of `rows` to `stopped` whose completion ends with a stop string."""
+        for row in rows if self._chooser.stop is not None else ():
+            if bool(self._chooser.hits_stop_string(torch.tensor([self._tokens[row]]))[0]):
+                self.stopped.add(row)
 
     def check(self, row: int, tokens: list[int]) -> None:
         """Raise `EngineError` unless transformers used the chosen tokens."""
@@ -100,7 +93,7 @@ class Choice:
         ]
 
     def _reason(self, row: int) -> FinishReason:
-        if row in self._stopped:
+        if row in self.stopped:
             return "stop"
         return "eos" if self._tokens[row][-1] in self.ending_ids else "length"
 
@@ -127,12 +120,11 @@ def choosing_processor(choice: Choice) -> Any:
             rows = self.rows  # of the first scores; the rest belong to unfinished prefills
             if len(rows) > len(scores):
                 raise EngineError(f"continuous-batching: {len(scores)} rows of logits for {len(rows)} sequences.")
-            going = [place for place, row in enumerate(rows) if not choice.has_stopped(row)]
+            going = [place for place, row in enumerate(rows) if row not in choice.stopped]
             token = torch.full((len(scores),), choice.ending_ids[0], device=scores.device)
             if going:
                 token[going] = choice.choose(scores[going], [rows[place] for place in going])
-            for row in choice.ends([rows[place] for place in going]):
-                choice.stop(row)
+            choice.end_at_stop_strings([rows[place] for place in going])
             return torch.full_like(scores, -torch.inf).scatter_(1, token[:, None], 0.0)
 
     return ChoosingProcessor()

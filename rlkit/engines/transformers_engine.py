@@ -112,9 +112,6 @@ def _can_expand_cache(model: Any) -> bool:
     except (TypeError, ValueError, AttributeError, NotImplementedError):
         return False
     layers = getattr(cache, "layers", [])
-    plain = all(isinstance(layer, DynamicLayer) and not _has_recurrent_state(layer) for layer in layers)
+    states = ("recurrent_states", "conv_states")
+    plain = all(isinstance(layer, DynamicLayer) and not any(hasattr(layer, s) for s in states) for layer in layers)
     return output.past_key_values is cache and bool(layers) and plain and isinstance(layers[0], CacheLayerMixin)
-
-
-def _has_recurrent_state(layer: object) -> bool:
-    return hasattr(layer, "recurrent_states") or hasattr(layer, "conv_states")

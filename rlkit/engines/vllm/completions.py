@@ -33,19 +33,10 @@ def draw(
     version: int,
     model: str | None = None,
 ) -> list[list[Completion]]:
-    """Completions for each prompt.
+    """Completions for each prompt, from the server at its index in `shares` with its settings of `vllm_request`.
 
-    Args:
-        policy: the policy that is sampled.
-        servers: the servers.
-        shares: for each prompt, the index of its server.
-        prompts: token ids.
-        requests: for each prompt its settings, from `vllm_request`.
-        version: of the servers' weights.
-        model: name of an adapter on the servers; None samples from the model itself.
-
-    Raises:
-        EngineError: a server dies, hangs, refuses, cuts a completion off, or draws NaN; the other requests are dropped.
+    `version` is that of the servers' weights; `model` names an adapter on the servers, None the model itself. After an
+    `EngineError` (a server dies, hangs, refuses, cuts a completion off, draws NaN) the other requests are dropped.
     """
     jobs = list(zip((servers[share] for share in shares), prompts, requests, strict=True))
     try:

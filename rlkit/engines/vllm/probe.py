@@ -55,11 +55,9 @@ class Probed(Protocol):
         self, prompts: Sequence[Sequence[int]], requests: list[dict[str, Any]], *, cached: bool
     ) -> list[list[Completion]]:
         """Completions of requests in vLLM's form; without `cached`, nothing is read from the prefix cache."""
-        ...
 
     def distrust(self, why: str) -> None:
         """Refuse to generate until the next transfer of weights."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -209,17 +209,9 @@ def run_server(
     parent: int | None = None,
     scratch: Path | None = None,
 ) -> int:
-    """Run vLLM until Ctrl-C or until it ends: the command `rlkit serve`.
+    """Run vLLM until Ctrl-C or until it ends (`rlkit serve`); returns the exit status, 2 for what cannot be started.
 
-    Args:
-        model: as for `serve`.
-        settings: of the server.
-        log: file for vLLM's output, instead of standard error.
-        parent: process id of a parent with whose end the server ends.
-        scratch: folder of that parent, deleted if the parent is gone.
-
-    Returns:
-        Exit status: that of `supervise`; 2 for what cannot be started.
+    `log` and `parent` are those of `supervise`; `scratch` is the parent's folder, deleted if the parent is gone.
     """
     with scratch_folder(PREFIX) as folder:
         try:
