@@ -1,8 +1,8 @@
 """PEFT adapters of a model that is its own reference.
 
-A *fresh* adapter changes nothing yet, so the reference is the model with its adapter off. A *pretrained* adapter is part
-of the starting point: the reference is the model with a frozen copy of it, since without it the KL would not start at 0.
-Which of the two an adapter is gets measured (`adapter_changes_nothing`).
+A *fresh* adapter changes nothing yet, so the reference is the model with its adapter off. A *pretrained* adapter is
+part of the starting point: the reference is the model with a frozen copy of it, since without it the KL would not start
+at 0. `adapter_changes_nothing` measures which of the two an adapter is.
 """
 
 import contextlib

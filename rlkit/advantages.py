@@ -23,13 +23,7 @@ GroupIds = Shaped[Tensor, " B"] | Sequence[object]
 
 
 def group_index(group_id: GroupIds) -> Int[Tensor, " B"]:
-    """Turn group labels of any kind into dense indices 0..n-1, equal labels to equal indices.
-
-    Args:
-        group_id: (B,) labels: an integer tensor, or a sequence of hashable labels (strings, negative numbers ...).
-
-    Returns:
-        (B,) int64; numbered by first appearance for sequences, by size for tensors.
+    """Dense indices 0..n-1 of (B,) group labels: an integer tensor, or a sequence of hashable labels.
 
     Raises:
         TypeError: floating-point labels, which cannot be compared safely.
@@ -148,9 +142,6 @@ def penalised_reward(
     rewards: Float[Tensor, " B"], *, kl: Float[Tensor, " B"] | None, beta: float, where: str = "penalised_reward"
 ) -> Float[Tensor, " B"]:
     """Reward minus beta times KL, in float32 or better and without gradient; rows without a reward stay NaN.
-
-    Raises:
-        ValueError: beta negative, beta without kl, shapes that differ, an infinite number, a NaN KL beside a reward.
 
     Example:
         >>> penalised_reward(torch.tensor([1.0, float("nan")]), kl=torch.tensor([0.5, 0.5]), beta=0.2)

@@ -27,7 +27,7 @@ def vocabulary_size(model: nn.Module) -> int:
 
 
 def find_head(model: nn.Module) -> Callable[[Tensor], Tensor] | None:
-    """The function from hidden states to logits, checked against the model's own logits on a probe; None if none fits."""
+    """The function from hidden states to logits, checked against the model's logits on a probe; None if none fits."""
     lm = causal_lm_of(model)
     linear = lm.get_output_embeddings()
     decoder = getattr(lm, "base_model", None)

@@ -54,11 +54,9 @@ def compute_kl(
     dtype = torch.promote_types(logp.dtype, torch.float32)
     delta = torch.where(mask, logp.detach().to(dtype) - ref_logps.detach().to(dtype), 0.0)
     if estimator == "k1":
-        per_token = delta
-    elif estimator == "k2":
-        per_token = delta.square() / 2
-    elif estimator == "k3":
-        per_token = torch.expm1(-delta) + delta
-    else:
-        raise ValueError(f"compute_kl: estimator must be one of {get_args(KLEstimator)}, got {estimator!r}.")
-    return per_token.sum(-1)
+        return delta.sum(-1)
+    if estimator == "k2":
+        return (delta.square() / 2).sum(-1)
+    if estimator == "k3":
+        return (torch.expm1(-delta) + delta).sum(-1)
+    raise ValueError(f"compute_kl: estimator must be one of {get_args(KLEstimator)}, got {estimator!r}.")

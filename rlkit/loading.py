@@ -46,7 +46,7 @@ def load_policy(
         eos_ids: further token ids that end a completion (an end-of-turn token that the checkpoint does not name).
         peft_config: a PEFT configuration (`LoraConfig(...)`) of a fresh adapter, which is trained instead of the model.
             A folder with a saved adapter is loaded with that adapter, trainable.
-        **model_kwargs: for `from_pretrained` (revision, attn_implementation, trust_remote_code, quantization_config...).
+        **model_kwargs: for `from_pretrained` (revision, attn_implementation, quantization_config, ...).
 
     Returns:
         A `Policy` with every parameter as trainable as the model has it.

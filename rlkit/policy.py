@@ -289,18 +289,23 @@ class AdapterReference(Policy):
 
     @contextlib.contextmanager
     def inference_settings(self) -> Iterator[None]:
+        """As the policy's, with the reference's adapter."""
         self.autocast = self._trained.autocast
         with self.adapter_in_place(), super().inference_settings():
             yield
 
     def adapter_in_place(self) -> contextlib.AbstractContextManager[None]:
+        """Inside, the reference's adapter is active."""
         return adapter_active(self.model, self.adapter)
 
     def trainable_parameters(self) -> list[nn.Parameter]:
+        """None: a reference is frozen."""
         return []
 
     def reference(self) -> Policy:
+        """The reference itself."""
         return self
 
     def save_pretrained(self, *args: Any, **kwargs: Any) -> None:
+        """Refused: the weights are the policy's."""
         raise RuntimeError("A reference with an adapter shares the policy's weights; save the policy before training.")
