@@ -1,9 +1,8 @@
-"""PEFT adapters of a model that is its own reference: which adapter the reference has, and how it is switched to.
+"""PEFT adapters of a model that is its own reference.
 
-No second model is needed. A *fresh* adapter changes nothing yet, so the reference is the model with its adapter off. A
-*pretrained* adapter is part of where the run starts, so the reference is the model with a frozen copy of that adapter:
-taking it off would measure KL from another model, and it would not be 0 at step 0. Which of the two it is gets
-measured.
+A *fresh* adapter changes nothing yet, so the reference is the model with its adapter off. A *pretrained* adapter is
+part of the starting point: the reference is the model with a frozen copy of it, since without it the KL would not start
+at 0. `adapter_changes_nothing` measures which of the two an adapter is.
 """
 
 import contextlib
@@ -18,7 +17,7 @@ REFERENCE_ADAPTER = "reference"
 
 
 def add_reference_adapter(model: Any) -> str:
-    """Add a frozen copy of the active adapter, the reference's; returns its name.
+    """Add a frozen copy of the active adapter for the reference; returns its name.
 
     Raises:
         ValueError: an adapter named "reference" exists already.
@@ -56,7 +55,7 @@ def adapter_changes_nothing(model: Any) -> bool:
 
 @contextlib.contextmanager
 def adapter_active(model: Any, adapter: str | None) -> Iterator[None]:
-    """Inside, `adapter` is the active one, or none is; which parameters are trained stays as it was."""
+    """Inside, `adapter` (or no adapter) is active; which parameters are trained does not change."""
     trainable = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
     active = model.active_adapter
     try:

@@ -1,11 +1,10 @@
-"""Advantages, as pure functions of tensors: leave-one-out for RLOO, reward minus V* for A*-PO, and the KL of a
-sequence.
+"""Advantages, as pure functions of tensors: leave-one-out for RLOO, reward minus V* for A*-PO.
 
 Sources: Ahmadian et al. 2024, "Back to Basics" (arXiv 2402.14740) for RLOO; Brantley et al. 2025, "Accelerating RL for
 LLM Reasoning with Optimal Advantage Regression" (arXiv 2505.20686) for A*-PO; TRL's trainers for names and order.
 
-Two rules run through the module. *No reward* is NaN: such a row is out of every baseline and every mean. *Groups are
-labels*, never positions: rows may come in any order, groups may have any size. Left out: division by a group's standard
+Two rules hold throughout. *No reward* is NaN: such a row is out of every baseline and every mean. *Groups are labels*,
+never positions: rows may come in any order, groups may have any size. Left out: division by a group's standard
 deviation, which explodes when one sample of a binary group differs (docs/decisions.md).
 """
 
@@ -24,13 +23,7 @@ GroupIds = Shaped[Tensor, " B"] | Sequence[object]
 
 
 def group_index(group_id: GroupIds) -> Int[Tensor, " B"]:
-    """Turn group labels of any kind into dense indices 0..n-1, equal labels to equal indices.
-
-    Args:
-        group_id: (B,) labels: an integer tensor, or a sequence of hashable labels (strings, negative numbers ...).
-
-    Returns:
-        (B,) int64, numbered in the order of first appearance for sequences and of size for tensors.
+    """Dense indices 0..n-1 of (B,) group labels: an integer tensor, or a sequence of hashable labels.
 
     Raises:
         TypeError: floating-point labels, which cannot be compared safely.
@@ -62,23 +55,21 @@ def compute_loo_advantage(
 
     .. math:: r_i = R_i - \beta\,\mathrm{KL}_i, \qquad A_i = r_i - \frac{1}{n_g - 1}\sum_{j \in g,\, j \ne i} r_j
 
-    where g runs over the scorable rows only. The KL goes into the reward *before* the baseline is taken, so the
-    baseline
-    carries the peers' KL as well (TRL's order). A row without a reward (NaN) gets 0, and so does every row of a group
-    with fewer than two scorable rows. The result is never NaN.
+    where g runs over the scorable rows only. The KL is part of the reward *before* the baseline is taken, so the
+    baseline contains the KL of the other rows as well (TRL's order). A row without a reward (NaN) gets 0, and so does
+    every row of a group with fewer than two scorable rows. The result is never NaN.
 
     Args:
-        rewards: (B,) rewards, NaN (in a list also None) where no reward function had an answer; or the `Scores` that
-            hold them.
+        rewards: (B,) rewards, NaN (in a list also None) for a row without one; or the `Scores` that hold them.
         group_id: (B,) group labels; taken from the `Scores` when they are given.
         kl: (B,) KL of each sequence in nats, see `compute_kl`. May be negative: it is an estimate.
         beta: weight of the KL in the reward, >= 0.
         normalize: divide by the standard deviation (plus 1e-4) of the advantages of all scorable rows of the batch,
-            those of other processes included. Their mean is 0.
+            those of other processes included.
 
     Returns:
-        (B,) float32 (float64 for float64 rewards), without gradient. Exactly 0 in a group whose rewards (with their KL
-        penalties) are equal. Computed in float64, so that a large common offset costs no digits.
+        (B,) float32 (float64 for float64 rewards), without gradient; exactly 0 in a group whose (penalised) rewards are
+        equal. Computed in float64, so that a large common offset costs no digits.
 
     Raises:
         ValueError: shapes differ, `group_id` is missing, beta is negative, beta without kl, NaN in the KL of a scorable
@@ -115,18 +106,18 @@ def compute_loo_advantage(
 
     scorable = ~total.isnan()
     groups = total.new_zeros(len(rows_in_group))
-    # Heights above the group's lowest reward have the same differences; equal rewards are exactly 0, so they cancel.
+    # Subtracting the group's lowest reward changes no difference and makes equal rewards exactly 0.
     lowest = groups.scatter_reduce(0, group[scorable], total[scorable], "amin", include_self=False)
     value = torch.where(scorable, total - lowest[group], 0.0)
     count = groups.index_add(0, group, scorable.to(total.dtype))[group]
     group_sum = groups.index_add(0, group, value)[group]
     advantage = value - (group_sum - value) / (count - 1).clamp(min=1)
     if normalize:
-        # Over the rows of all processes; rows of groups without a peer (not a number, as in TRL) are left out. The mean
-        # is 0 in every group, so it is not subtracted: its rounding error would move groups whose rewards are equal.
+        # Over all processes, without groups of one (as in TRL). The mean is 0 in every group; subtracting it
+        # would add its rounding error to groups whose rewards are equal.
         known = collectives.gather_rows({"known": advantage[scorable & (count > 1)]})["known"].to(advantage)
         advantage = advantage / ((known.std() if len(known) > 1 else 0.0) + 1e-4)
-    result = torch.where(scorable, advantage, 0.0).to(dtype)  # a row alone in its group is its lowest: 0
+    result = torch.where(scorable, advantage, 0.0).to(dtype)
     if not bool(result.isfinite().all()):
         raise ValueError(
             f"{where}: the rewards of a group are further apart than {dtype} can hold. Bound them, as "
@@ -151,9 +142,6 @@ def penalised_reward(
     rewards: Float[Tensor, " B"], *, kl: Float[Tensor, " B"] | None, beta: float, where: str = "penalised_reward"
 ) -> Float[Tensor, " B"]:
     """Reward minus beta times KL, in float32 or better and without gradient; rows without a reward stay NaN.
-
-    Raises:
-        ValueError: beta negative, beta without kl, shapes that differ, an infinite number, a NaN KL beside a reward.
 
     Example:
         >>> penalised_reward(torch.tensor([1.0, float("nan")]), kl=torch.tensor([0.5, 0.5]), beta=0.2)
@@ -183,7 +171,7 @@ def _refuse_infinite(values: Tensor, what: str, where: str) -> None:
     bad = values.isinf().nonzero().flatten()
     if len(bad):
         raise ValueError(
-            f"{where}: the {what} of row(s) {bad[:5].tolist()} is infinite, which no baseline can absorb. Bound it, or "
+            f"{where}: the {what} of row(s) {bad[:5].tolist()} is infinite, so the baseline would be too. Bound it, or "
             "use NaN (None in a reward function) for a row that has none."
         )
 
@@ -193,11 +181,11 @@ def optimal_value(rewards: Float[Tensor, "... N"] | Sequence[float | None], *, b
 
     .. math:: V^*(x) = \beta_1 \log \frac1N \sum_{i=1}^N e^{r_i / \beta_1}
 
-    with N the number of *scored* samples. It lies between the mean and the maximum of the rewards, falls as beta1 grows
-    (beta1 to 0: the maximum; beta1 to infinity: the mean), and cannot see a solution that the reference never sampled.
+    with N the number of *scored* samples. It lies between the mean and the maximum of the rewards: beta1 to infinity
+    gives the mean, beta1 to 0 the maximum. A solution that the reference never sampled does not count.
 
     Args:
-        rewards: (..., N) rewards of N reference samples per prompt, NaN where a sample has no reward.
+        rewards: (..., N) rewards of N reference samples per prompt, NaN for a sample without one.
         beta1: temperature of the value, > 0, in units of reward.
 
     Returns:
@@ -220,7 +208,7 @@ def optimal_value(rewards: Float[Tensor, "... N"] | Sequence[float | None], *, b
     value = rewards.detach().to(torch.promote_types(rewards.dtype, torch.float32))
     scored = ~value.isnan()
     count = scored.sum(-1)
-    # Shift by the maximum by hand, so that a large beta1 does not cancel against log N in float32.
+    # expm1 and log1p around the maximum: logsumexp - log N would cancel in float32 for a large beta1.
     top = torch.where(scored, value, -math.inf).amax(-1, keepdim=True)
     weight = torch.where(scored, torch.expm1((value - top) / beta1), 0.0)
     result = top.squeeze(-1) + beta1 * torch.log1p(weight.sum(-1) / count.clamp(min=1))
@@ -233,12 +221,11 @@ def compute_optimal_advantage(
     """Optimal advantage of A*-PO: reward minus V* of the prompt.
 
     Args:
-        rewards: (B,) rewards, NaN where no reward function had an answer; or the `Scores` that hold them.
+        rewards: (B,) rewards, NaN for a row without one; or the `Scores` that hold them.
         v_star: (B,) V* of each row's prompt, in units of reward: `table(rollout)` of a `ValueTable`.
 
     Returns:
-        (B,) float32 or better, without gradient. NaN where the row has no reward: a regression has no target there, and
-        `loss_step` leaves such rows out of the loss and of its divisor.
+        (B,) float32 or better, without gradient; NaN where the row has no reward: `loss_step` leaves it out.
 
     Raises:
         ValueError: shapes differ, or V* of a row with a reward is NaN.

@@ -1,15 +1,12 @@
-"""What is known of a transformers causal language model: its decoder, head, vocabulary, end tokens, evaluation mode."""
+"""The parts of a transformers causal language model: decoder, head, vocabulary, end tokens, evaluation mode."""
 
 import contextlib
 import logging
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-
-if TYPE_CHECKING:
-    pass
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +27,7 @@ def vocabulary_size(model: nn.Module) -> int:
 
 
 def find_head(model: nn.Module) -> Callable[[Tensor], Tensor] | None:
-    """The function from hidden states to logits, checked against the model's own logits on a probe; None if unknown."""
+    """The function from hidden states to logits, checked against the model's logits on a probe; None if none fits."""
     lm = causal_lm_of(model)
     linear = lm.get_output_embeddings()
     decoder = getattr(lm, "base_model", None)
@@ -40,7 +37,7 @@ def find_head(model: nn.Module) -> Callable[[Tensor], Tensor] | None:
     config = lm.config.get_text_config()
     cap = getattr(config, "final_logit_softcapping", None) or getattr(config, "logits_soft_cap", None)
     multiply, divide = getattr(config, "logit_scale", None), getattr(config, "logits_scaling", None)
-    candidates: list[Callable[[Tensor], Tensor]] = []  # what the config says first: a cap hardly shows on small logits
+    candidates: list[Callable[[Tensor], Tensor]] = []  # the config's first: a cap hardly changes small logits
     if cap:
         candidates.append(lambda hidden: cap * torch.tanh(linear(hidden) / cap))
     if multiply:
@@ -66,7 +63,7 @@ def find_head(model: nn.Module) -> Callable[[Tensor], Tensor] | None:
 
 def _report_no_head(lm: nn.Module) -> None:
     logger.warning(
-        "%s: its logits are not a known function of its last hidden state, so rlkit takes the model's own full logits: "
+        "%s: its logits are not a known function of its last hidden state, so rlkit uses the model's own full logits: "
         "more memory, same numbers.",
         type(lm).__name__,
     )
@@ -76,8 +73,8 @@ def _report_no_head(lm: nn.Module) -> None:
 def evaluation_mode(model: nn.Module) -> Iterator[None]:
     """Dropout off inside, each module's own mode restored afterwards. Gradient checkpointing keeps working.
 
-    transformers checkpoints a layer only if the layer itself is in training mode, so those layers (not what is inside
-    them) stay in it, with their own functional dropout and layerdrop set to 0.
+    transformers checkpoints a layer only in training mode, so those layers (not their submodules) stay in it, with
+    their own functional dropout and layerdrop set to 0.
     """
     was_training = [module for module in model.modules() if module.training]
     silenced: list[tuple[nn.Module, str, float]] = []
@@ -101,7 +98,7 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
 
 
 def end_of_completion_ids(model: Any, tokenizer: Any, *, extra: Iterable[int] = ()) -> tuple[int, ...]:
-    """Every id that ends a completion: of the tokenizer, of the generation config, of the model config, and extra ones.
+    """Every id that ends a completion: of the tokenizer, the generation config, the model config, and extra ones.
 
     Raises:
         ValueError: there is none.
@@ -123,7 +120,7 @@ def end_of_completion_ids(model: Any, tokenizer: Any, *, extra: Iterable[int] = 
 
 
 def ensure_pad_token(tokenizer: Any, eos_ids: tuple[int, ...]) -> int:
-    """Padding id; the tokenizer (our copy) gets one if it has none. Masks come from lengths, so it may equal EOS."""
+    """Padding id; the tokenizer (our copy) gets one if it has none. It may equal EOS: masks come from lengths."""
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token or tokenizer.convert_ids_to_tokens(eos_ids[0])
     return int(tokenizer.pad_token_id)
@@ -136,10 +133,10 @@ SEQ2SEQ = (
 
 
 def check_is_causal_lm(model: Any) -> None:
-    """Refuse what is no causal language model with a head.
+    """Refuse anything but a causal language model with a head.
 
     Raises:
-        TypeError, ValueError: say what came and what to do.
+        TypeError, ValueError: what was expected, got, and what to try.
     """
     config = getattr(model, "config", None)
     if config is None or not hasattr(config, "get_text_config"):

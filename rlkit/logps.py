@@ -1,16 +1,4 @@
-"""Log-probabilities and entropies of sampled tokens, without the (B,T,V) logits in memory.
-
-One forward pass that everything shares: the policy with gradient, the reference, the old policy. Three choices matter:
-
-- Prompt and completion are packed side by side and padded on the right only, so a row's numbers do not depend on its
-  neighbours, positions are the natural ones, and recurrent models see no padding before the text.
-- The hidden states of the tokens that count are gathered first; the language-model head runs over them in chunks, and
-  chunks are recomputed in the backward pass. Memory is one chunk of logits, whatever the vocabulary.
-- Everything runs in evaluation mode: dropout would make the first ratio differ from 1 (known_faults B23).
-
-The head of most models is a linear layer, some scale or soft-cap its output (Cohere, Granite, Gemma 2). Which one it is
-gets *measured* on first use against the model's own logits; a model that fits none falls back to its own full logits.
-"""
+"""`compute_logps`: log-probabilities of a rollout's tokens without gradient, for references and later updates."""
 
 from typing import TYPE_CHECKING
 

@@ -144,12 +144,7 @@ def sequence_log_ratio(
 def importance_ratio(
     logp: Float[Tensor, "B T"], old_logp: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]
 ) -> Float[Tensor, " B"]:
-    """Ratio of each sequence's probabilities under the new and the old policy; its log is bounded by MAX_LOG_RATIO.
-
-    Example:
-        >>> importance_ratio(torch.tensor([[0.1, 0.2]]), torch.tensor([[0.1, 0.2]]), torch.tensor([[True, True]]))
-        tensor([1.])
-    """
+    """Ratio of each sequence's probabilities under the new and the old policy; its log is bounded by MAX_LOG_RATIO."""
     return sequence_log_ratio(logp, old_logp, mask).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
 
 
@@ -254,12 +249,7 @@ def implicit_reward(
 
 
 def clip_range(epsilon: float, epsilon_high: float | None) -> tuple[float, float]:
-    """The interval (1 - epsilon, 1 + epsilon_high) of ratios that are not clipped.
-
-    Example:
-        >>> clip_range(0.25, None)
-        (0.75, 1.25)
-    """
+    """The interval (1 - epsilon, 1 + epsilon_high) of ratios that are not clipped."""
     high = epsilon if epsilon_high is None else epsilon_high
     if not (0 < epsilon < 1 and 0 < high and math.isfinite(high)):
         raise ValueError(

@@ -1,10 +1,7 @@
-"""Policy: a causal language model, its tokenizer, and the ids that end a completion.
+"""Policy: a causal language model, its tokenizer, and the ids that end a completion. `loading.load_policy` makes one.
 
-The user's own objects are not changed: the tokenizer is copied before it gets a padding token. `loading.load_policy` is
-how a policy is made.
-
-Left out on purpose: the training mode. A policy always runs with dropout off (known_faults B23), so the first ratio
-after sampling is exactly 1. Sequence-to-sequence models are refused.
+The user's own objects are not changed: the tokenizer is copied before it gets a padding token. There is no training
+mode: dropout is always off, so the first ratio after sampling is exactly 1.
 """
 
 import contextlib
@@ -47,20 +44,19 @@ class Policy:
         model: the transformers model (possibly inside a PEFT wrapper).
         tokenizer: a copy of the user's, with a padding token.
         eos_ids: every token id that ends a completion, sorted.
-        pad_id: token id for padding; masks never look at it.
+        pad_id: token id for padding; masks come from lengths, never from this id.
         name: what it was loaded from.
-        version: number of optimizer steps taken; a rollout remembers the version that made it.
+        version: number of optimizer steps taken.
         autocast: dtype of mixed precision in every pass (sampling, policy, reference), or None.
-        date: what a chat template that writes today's date writes; the day when the policy was made. A resumed
-            `PromptLoader` sets it to that of its checkpoint.
-        engine: how `sample` draws completions from this policy; None means the transformers engine.
-        marks: of each living engine, by identity, the weights that it was given last (`weights_mark`).
-        not_finite: how many values of each trained parameter were NaN or infinite before the first update (a bias of
-            -inf that rules a token out); None until then (`loss_step`).
+        date: today's date for chat templates that write it: the day when the policy was made, or that of the
+            checkpoint from which a `PromptLoader` was resumed.
+        engine: the engine of `sample`; None means the transformers engine.
+        marks: by engine, the weights that it was given last (`rlkit.engines.weights.weights_mark`).
+        not_finite: number of values of each trained parameter that were NaN or infinite before the first update (a
+            bias of -inf that rules a token out); None until then (`loss_step`).
         gradients_checked: the first update has found the gradients equal on every process (`loss_step`).
-        strategy: how the weights lie on the processes: "single", "ddp", "fsdp2" or "zero3" (`world.prepare`).
-        local_scorer, scorer: the model as a function from tokens to log-probabilities, as it is in this process, and
-            inside the wrapper that exchanges gradients.
+        strategy: "single", "ddp", "fsdp2" or "zero3", as set by `world.prepare`.
+        local_scorer, scorer: the `TokenScorer` of this process, and the same inside the wrapper of several processes.
     """
 
     def __init__(
@@ -120,13 +116,13 @@ class Policy:
         return tuple(i for i in range(self.vocab_size) if i not in used)
 
     def use(self, engine: "Engine") -> "Policy":
-        """Draw completions with this engine from now on; `sample`, `evaluate` and `estimate_vstar` take it.
+        """Set the engine of `sample`, `evaluate` and `estimate_vstar`.
 
         Returns:
             The policy itself.
 
         Raises:
-            TypeError: it is no engine.
+            TypeError: not an engine.
             ValueError: the engine was made for another policy.
 
         Example: `policy.use(rl.VLLMColocate(policy, max_model_length=512))`
@@ -151,11 +147,9 @@ class Policy:
     def score_tokens(
         self, rollout: Rollout, *, entropy: EntropyMode = "detached", balance: bool = False
     ) -> TokenScores:
-        """Log-probabilities and entropies of a rollout's tokens. All log-probabilities of rlkit come from here.
+        """Log-probabilities and entropies of a rollout's tokens; all log-probabilities of rlkit come from here.
 
-        Gradients flow if grad mode is on and parameters require them. The method sees whole rows with their group ids,
-        so that a group's prompt can one day be computed once for all its completions. `balance` asks a
-        mixture-of-experts model for its load-balancing loss as well.
+        Gradients flow if grad mode is on. `balance` adds the load-balancing loss of a mixture-of-experts model.
         """
         scorer = self.scorer if torch.is_grad_enabled() else self.local_scorer
         with self.inference_settings():
@@ -171,19 +165,19 @@ class Policy:
             yield
 
     def adapter_in_place(self) -> contextlib.AbstractContextManager[None]:
-        """Around a reading of the weights: a reference that shares the policy's model puts its own adapter in."""
+        """Inside, the model's weights are this policy's (an `AdapterReference` switches adapters)."""
         return contextlib.nullcontext()
 
     @contextlib.contextmanager
     def without_gradient(self) -> Iterator[None]:
-        """No gradient, and sharded weights gathered: processes may take different numbers of passes inside."""
+        """No gradient, and sharded weights gathered, so that processes may take different numbers of passes inside."""
         with torch.no_grad(), gathered(self.local_scorer):
             yield
 
     def reference(self) -> "Policy":
-        """The policy as it is now, frozen: a copy, or with a PEFT adapter the same model (see `rlkit.adapters`).
+        """A frozen copy of the policy; with a PEFT adapter the same model (see `rlkit.adapters`).
 
-        KL from it is 0 at this moment, also for a pretrained adapter (known_faults B22).
+        The KL from it starts at 0, also with a pretrained adapter.
 
         Raises:
             RuntimeError: the policy has been prepared for several processes already.
@@ -194,7 +188,7 @@ class Policy:
                 "world.prepare, as the notebooks do; if it is too large for one device, prepare it too."
             )
         if collectives.is_many():
-            broadcast_weights(self.model)  # `prepare` does too, but this reference may be a copy taken before it
+            broadcast_weights(self.model)  # `prepare` does too, but this copy is taken before it
         if hasattr(self.model, "peft_config"):
             with self.inference_settings():
                 fresh = adapter_changes_nothing(self.model)
@@ -209,10 +203,7 @@ class Policy:
         return frozen
 
     def save_pretrained(self, folder: str | os.PathLike[str], **kwargs: Any) -> None:
-        """Save model and tokenizer so that `load_policy(folder)` and transformers can load them.
-
-        Every process calls it: sharded weights are gathered, and the main process writes.
-        """
+        """Save model and tokenizer for `load_policy(folder)` and transformers. Every process calls it."""
         if fsdp_modules(self.local_scorer):  # also inside `gathered`, state_dict() gives shards
             from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
@@ -245,9 +236,9 @@ class Policy:
 
         Args:
             repo_id: name of the repository, made if needed.
-            method: for the card: "RLOO", "A*-PO", or your own.
-            run: the `Run`, whose settings and versions go into the card.
-            private: of a repository that is made.
+            method: "RLOO", "A*-PO", or your own, for the card.
+            run: the `Run` whose settings and versions the card lists.
+            private: whether a new repository is private.
             **kwargs: for `HfApi.upload_folder` (commit_message, revision, token ...).
         """
         import tempfile
@@ -266,14 +257,14 @@ class Policy:
                 api.upload_folder(repo_id=repo_id, folder_path=folder, **kwargs)
 
     def compile(self, **kwargs: Any) -> None:
-        """Compile the model below its head with `torch.compile`, in place; keyword arguments are torch's.
+        """Compile the model below its head in place; for long runs on a GPU, since the first passes take minutes.
 
-        Off by default: the first passes take minutes, and it pays only for long runs on a GPU.
+        Keyword arguments are those of `torch.compile`.
         """
         decoder_of(self.model).compile(**({"dynamic": True} | kwargs))
 
     def __repr__(self) -> str:
-        # ZeRO-3 leaves empty tensors in place of shards; ds_numel is the number of elements of the whole.
+        # Under ZeRO-3 parameters are empty tensors, whose ds_numel is the full size.
         sizes = [(getattr(p, "ds_numel", p.numel()), p.requires_grad) for p in self.model.parameters()]
         count, trainable = sum(n for n, _ in sizes), sum(n for n, learns in sizes if learns)
         return (
@@ -283,10 +274,10 @@ class Policy:
 
 
 class AdapterReference(Policy):
-    """The reference of a policy with an adapter: the policy's own model with other adapter settings.
+    """The reference of a policy with an adapter: the policy's model with a frozen adapter, or with its adapter off.
 
     Attributes:
-        adapter: name of the frozen adapter that is active inside, or None where the adapter is off.
+        adapter: name of the frozen adapter, or None where the adapter is off.
     """
 
     def __init__(self, policy: Policy, adapter: str | None) -> None:
@@ -299,13 +290,13 @@ class AdapterReference(Policy):
 
     @contextlib.contextmanager
     def inference_settings(self) -> Iterator[None]:
-        """The reference's adapter instead of the trained one, and everything else as the policy has it."""
+        """As the policy's, with the reference's adapter."""
         self.autocast = self._trained.autocast
         with self.adapter_in_place(), super().inference_settings():
             yield
 
     def adapter_in_place(self) -> contextlib.AbstractContextManager[None]:
-        """The reference's adapter is the active one inside; what is trained stays as it was."""
+        """Inside, the reference's adapter is active."""
         return adapter_active(self.model, self.adapter)
 
     def trainable_parameters(self) -> list[nn.Parameter]:

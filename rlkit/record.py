@@ -1,15 +1,16 @@
-"""What the records of a step share: a table for people, and a file for later that needs no model and runs no code."""
+"""`Record`: base of the step's records. A table in a notebook, and a file that is read without a model or pickle."""
 
 import abc
 import io
 import os
 import zipfile
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
+from jaxtyping import Bool, Int
 from torch import Tensor
 
 from rlkit.support.files import regular, written_whole
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 Prompt = str | list[dict[str, Any]]
 """A prompt or completion as a person sees it: plain text, or a list of chat messages."""
 
+Selection = Int[Tensor, " n"] | Bool[Tensor, " B"] | Sequence[int] | slice
+"""Rows, by number or by mask."""
 FORMAT_VERSION = 1
 R = TypeVar("R", bound="Record")
 
@@ -44,7 +47,7 @@ def text_of(value: Prompt) -> str:
 
 
 class Record(abc.ABC):
-    """What the records share: a table for people, a file for later."""
+    """A dataclass that shows itself as a table and can be saved and loaded."""
 
     @abc.abstractmethod
     def to_pandas(self) -> "pd.DataFrame":
@@ -52,7 +55,7 @@ class Record(abc.ABC):
 
     @abc.abstractmethod
     def _headline(self) -> str:
-        """What the record holds, in one line."""
+        """Contents in one line."""
 
     def _repr_html_(self) -> str:
         return table_html(self._headline(), self.to_pandas().head(8))
@@ -61,7 +64,7 @@ class Record(abc.ABC):
         return f"<{self._headline()}>"
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the record to one file, whole or not at all.
+        """Write the record to one file, atomically.
 
         Raises:
             TypeError: a dataset column holds an object that is not plain data (numbers, text, lists, dicts, tensors).
@@ -90,7 +93,7 @@ class Record(abc.ABC):
         """
         try:
             with open(path, "rb", opener=regular) as file:
-                if torn := zipfile.ZipFile(file).testzip():  # torch does not look at the checksums that it writes
+                if torn := zipfile.ZipFile(file).testzip():  # torch does not verify the checksums that it writes
                     raise RuntimeError(f"the checksum of {torn} is wrong")
                 file.seek(0)
                 state = torch.load(file, weights_only=True, map_location="cpu")
@@ -118,12 +121,12 @@ class Record(abc.ABC):
 
     @classmethod
     def _from_plain(cls, values: dict[str, Any]) -> dict[str, Any]:
-        """The fields as the constructor wants them; records inside records are made again."""
+        """Fields for the constructor; nested records are rebuilt."""
         return values
 
 
 def _to_plain(record: object) -> dict[str, Any]:
-    """A dataclass as a dict; nested ones too; tensors go to the CPU."""
+    """A dataclass, nested ones included, as a dict with tensors on the CPU."""
     plain: dict[str, Any] = {}
     for item in fields(record):  # type: ignore[arg-type]
         value = getattr(record, item.name)
@@ -137,8 +140,28 @@ def _to_plain(record: object) -> dict[str, Any]:
     return plain
 
 
+def select_rows(record: R, rows: Selection, whole: Sequence[str] = ()) -> R:
+    """The record of some rows; the fields named in `whole` do not have rows and stay as they are."""
+    own: Any = record
+    if not isinstance(rows, slice):
+        rows = torch.as_tensor(rows).cpu()
+        rows = rows if rows.dtype == torch.bool else rows.long()  # an empty list would be a float tensor
+    index = torch.arange(len(own))[rows]
+    order = index.tolist()
+
+    def taken(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return value[index.to(value.device)]
+        if isinstance(value, Mapping):
+            return {name: taken(cells) for name, cells in value.items()}
+        return tuple(value[i] for i in order)
+
+    names = [item.name for item in fields(own) if item.name not in whole]
+    return replace(own, **{name: taken(getattr(own, name)) for name in names})
+
+
 def with_columns(own: dict[str, Any], columns: Mapping[str, Any]) -> dict[str, Any]:
-    """A table's own columns and the user's; one of the user's that has a name of ours gets a prefix.
+    """A table's own columns and the user's; a user's column of the same name gets a prefix.
 
     Example:
         >>> with_columns({"reward": [1]}, {"reward": [0], "answer": ["x"]})
@@ -149,7 +172,7 @@ def with_columns(own: dict[str, Any], columns: Mapping[str, Any]) -> dict[str, A
 
 
 def printable(cell: Any) -> Any:
-    r"""Text that a table, a terminal and a file can take: halves of surrogate pairs (JSON may hold them) become U+FFFD.
+    r"""Valid Unicode: lone surrogates, which JSON may hold, become U+FFFD.
 
     Example:
         >>> printable("a\ud800b") == "a\ufffdb", printable(1)
@@ -165,7 +188,7 @@ def printable(cell: Any) -> Any:
 
 
 def check_lengths(where: str, expected: int, **values: Sequence[Any] | Tensor) -> None:
-    """Refuse values that have another length than expected; the error names them."""
+    """Refuse values of another length than expected."""
     for name, value in values.items():
         if len(value) != expected:
             raise ValueError(f"{where}: expected {expected} entries in {name}, got {len(value)}.")

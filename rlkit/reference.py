@@ -1,4 +1,4 @@
-"""How a reference follows its policy; what a reference is: `Policy.reference`, and adapters.py for PEFT."""
+"""`update_reference`: move a reference towards its policy. `Policy.reference` makes one; for PEFT see adapters.py."""
 
 import contextlib
 from collections.abc import Iterator
@@ -40,7 +40,7 @@ def update_reference(reference: Policy, policy: Policy, *, mixing_alpha: float =
         if ours.keys() != theirs.keys():
             raise ValueError("update_reference: the reference and the policy have different parameters.")
         pairs = [(ours[name], theirs[name]) for name in ours]
-    # A whole reference beside a sharded policy needs the policy's weights whole for a moment.
+    # With an unsharded reference and a sharded policy, the policy's weights are gathered.
     sharded_alike = bool(fsdp_modules(reference.local_scorer)) == bool(fsdp_modules(policy.local_scorer))
     with torch.no_grad(), _whole_if_needed(reference, policy, sharded_alike):
         if not sharded_alike:
@@ -52,7 +52,7 @@ def update_reference(reference: Policy, policy: Policy, *, mixing_alpha: float =
 
 @contextlib.contextmanager
 def _whole_if_needed(reference: Policy, policy: Policy, sharded_alike: bool) -> Iterator[None]:
-    if reference.local_scorer.zero3 or policy.local_scorer.zero3:  # its shards hide behind empty tensors
+    if reference.local_scorer.zero3 or policy.local_scorer.zero3:  # its parameters are empty tensors outside `gathered`
         with gathered(reference.local_scorer, write=True), gathered(policy.local_scorer):
             yield
     elif sharded_alike:

@@ -49,25 +49,21 @@ def sample(
 ) -> Rollout:
     """Draw G completions for each of P prompts.
 
-    Token ids go in and come out; text is made only for rewards and for people. The settings are neutral unless you say
-    otherwise: a checkpoint's own generation_config is never used. With the same seed a prompt gets the same
-    completions, whatever else is in the batch.
+    A checkpoint's own generation_config is never used. With the same seed a prompt gets the same completions, whatever
+    else is in the batch.
 
     Args:
         policy: a policy (its own engine is used, `transformers` by default) or an engine.
-        batch: P prompts from a `PromptLoader`; or a list of prompts or dataset rows, for trying things out.
+        batch: P prompts from a `PromptLoader`, or a list of prompts or dataset rows.
         num_generations: G, completions per prompt; RLOO needs 2 or more, A*-PO uses 1.
         max_completion_length: most tokens per completion, the end token included.
-        temperature: divides the logits, > 0; remembered in the rollout and used in every later pass over it.
-        top_p, top_k, min_p, repetition_penalty: leave the policy's distribution, so the samples are no longer
-            on-policy; each is off by default and warned about once.
-        min_completion_length: tokens before an end token can be drawn; above 0 it leaves the policy's distribution too.
+        temperature: divides the logits, > 0; kept in the rollout and used in every later pass over it.
+        top_p, top_k, min_p, repetition_penalty, min_completion_length, regex: as in `SamplingParams`. Each changes the
+            distribution, so samples are no longer on-policy, which is warned about once; all are off by default.
         stop_strings: texts that end a completion; the token that completes one is kept.
-        regex: every completion is forced to match this regular expression as a whole.
-        generation_kwargs: the same settings under the names of transformers, vLLM or TRL (max_new_tokens, stop, ...),
-            as configs of TRL's trainers have them; they win over the arguments above.
-        seed: of this call. None draws one from `generator`, or from torch's CPU generator, which `rl.setup(seed=...)`
-            seeds.
+        generation_kwargs: the same settings under the names of transformers, vLLM or TRL (max_new_tokens, stop, ...);
+            they override the arguments above.
+        seed: None draws one from `generator`, or from torch's CPU generator, which `rl.setup(seed=...)` seeds.
         generator: a CPU generator to draw the seed from.
 
     Returns:
@@ -79,11 +75,6 @@ def sample(
     Example:
         rollout = rl.sample(policy, ["12+34="], num_generations=4, max_completion_length=8, seed=0)
     """
-    if not hasattr(policy, "score_tokens") and not (hasattr(policy, "generate") and hasattr(policy, "policy")):
-        raise TypeError(
-            f"sample: expected a policy (rl.load_policy) or an engine, got {type(policy).__name__}. "
-            "A transformers model becomes a policy by rl.load_policy(model, tokenizer=tokenizer)."
-        )
     owner, engine = owner_and_engine(policy)
     params = SamplingParams(
         max_completion_length=max_completion_length,
@@ -124,41 +115,44 @@ def sample(
     rollout = assemble(owner, batch, completions, params, engine.name)
     if not engine.renormalises(params):
         return rollout
-    # The engine's numbers are those of the truncated distribution: as a denominator they would bias every ratio by the
-    # mass that was cut off (known_faults B51), so the policy's own take their place.
+    # The engine's log-probabilities are of the truncated distribution; in the ratio's denominator they would bias it by
+    # the mass that was cut off.
     logp = compute_logps(owner, rollout, micro_batch_size=RECOMPUTED_ROWS)
     return dataclasses.replace(rollout, sampler_logp=logp, logp_recomputed=True)
 
 
 def owner_and_engine(policy: "Policy | Engine") -> "tuple[Policy, Engine]":
-    """The policy and the engine that draws for it; a policy without one gets the transformers engine."""
+    """The policy and the engine that samples from it; a policy without one gets the transformers engine."""
     given: Any = policy
-    if not hasattr(given, "score_tokens"):
-        if not hasattr(given, "policy"):
-            raise TypeError(
-                f"expected a policy from rl.load_policy, or an engine, got {type(given).__name__}: {str(given)[:60]!r}."
-            )
+    if hasattr(given, "generate") and hasattr(given, "policy"):
         return given.policy, given
+    if not hasattr(given, "score_tokens"):
+        raise TypeError(
+            f"expected a policy from rl.load_policy, or an engine, got {type(given).__name__}: {str(given)[:60]!r}. "
+            "A transformers model becomes a policy by rl.load_policy(model, tokenizer=tokenizer)."
+        )
     if given.engine is None:
         given.engine = TransformersEngine(given)
     return given, given.engine
 
 
 def sync(engine: Engine) -> None:
-    """Hand the policy's weights to an engine that has older ones. Every process calls it; all fail together.
+    """Give an engine the policy's weights if its own are older. Every process calls it; all fail together.
 
-    Older are those of another version, and those that were changed since without a `loss_step` (`weights_mark`).
+    Weights are older if `loss_step` has changed the policy since, or something else has (`weights_mark`).
 
     Raises:
         EngineError: some process's engine could not take them.
     """
     policy = engine.policy
     mark = None if isinstance(engine, PolicyModelEngine) else weights_mark(policy)
-    # Without a mark the last transfer failed: an engine that refused it has the weights of before.
+    # A missing mark means that the last transfer failed: the engine refused it and still has older weights.
     changed = mark is not None and mark != policy.marks.get(engine)
-    stale = collectives.maxima({"stale": float(engine.version != policy.version or changed)})["stale"]
-    if not stale:
-        return
+    if collectives.maxima({"stale": float(engine.version != policy.version or changed)})["stale"]:
+        _transfer(engine, policy, mark)
+
+
+def _transfer(engine: Engine, policy: "Policy", mark: int | None) -> None:
     policy.marks.pop(engine, None)
     problem: Exception | None = None
     # Gathered around the whole transfer: an engine may keep a tensor of the stream until it has read all of them.
@@ -180,10 +174,10 @@ def sync(engine: Engine) -> None:
         except EngineError as error:
             problem = error
         said = collectives.gather(None if problem is None else str(problem))
-    if problem is None and mark is not None:
-        policy.marks[engine] = mark
     if problem is not None:
         raise problem
+    if mark is not None:
+        policy.marks[engine] = mark
     others = [f"rank {place}: {text}" for place, text in enumerate(said) if text is not None]
     if others:
         raise EngineError(f"sample: the weights did not reach the engine of {'; '.join(others)}")
@@ -195,18 +189,14 @@ def check_context(policy: "Policy", batch: PromptBatch, params: SamplingParams, 
     Raises:
         ValueError: names the prompts, their lengths and the limit.
     """
-    limits = {"the model's context": policy.max_context}
+    limits = [(policy.max_context, "the model's context")]
     if engine is not None:
-        limits[f"max_model_length of engine {engine.name!r}"] = engine.max_context
-    known = {whose: length for whose, length in limits.items() if length is not None}
-    if not known:
-        return
-    whose = min(known, key=lambda name: known[name])
-    limit = known[whose]
-    room = limit - params.max_completion_length
-    too_long = [place for place, ids in enumerate(batch.token_ids) if len(ids) > room]
+        limits.append((engine.max_context, f"max_model_length of engine {engine.name!r}"))
+    limit, whose = min(((limit, whose) for limit, whose in limits if limit is not None), default=(math.inf, ""))
+    lengths = {place: len(ids) for place, ids in enumerate(batch.token_ids)}
+    too_long = [place for place, length in lengths.items() if length + params.max_completion_length > limit]
     if too_long:
-        worst = max(len(batch.token_ids[place]) for place in too_long)
+        worst = max(lengths[place] for place in too_long)
         raise ValueError(
             f"sample: prompt(s) {too_long[:8]} of the batch do not fit: up to {worst} prompt tokens + "
             f"max_completion_length={params.max_completion_length} exceed {whose}, {limit} tokens. "
@@ -217,31 +207,29 @@ def check_context(policy: "Policy", batch: PromptBatch, params: SamplingParams, 
 
 
 def _check_completions(
-    completions: list[list[Completion]], batch: PromptBatch, num_generations: int, engine: Engine
+    groups: list[list[Completion]], batch: PromptBatch, num_generations: int, engine: Engine
 ) -> None:
-    """An engine is outside code: what it returns is checked before it becomes a rollout."""
-    engine_name = engine.name
-    sizes = [len(group) for group in completions]
+    """An engine may be anybody's code: what it returns is checked before it becomes a rollout."""
+    who = f"sample: engine {engine.name!r}"
+    sizes = [len(group) for group in groups]
     if sizes != [num_generations] * len(batch):
         raise RuntimeError(
-            f"sample: engine {engine_name!r} returned groups of {sizes} completions, expected {len(batch)} groups of "
-            f"{num_generations}."
+            f"{who} returned groups of {sizes} completions, expected {len(batch)} groups of {num_generations}."
         )
-    for place, group in enumerate(completions):
-        for completion in group:
-            if completion.version not in (None, engine.policy.version):
-                raise EngineError(
-                    f"sample: engine {engine_name!r} drew a completion of prompt {place} with the weights of version "
-                    f"{completion.version}, the policy is at version {engine.policy.version}."
-                )
-            if not completion.token_ids or len(completion.token_ids) != len(completion.logp):
-                raise RuntimeError(
-                    f"sample: engine {engine_name!r} returned {len(completion.token_ids)} tokens with "
-                    f"{len(completion.logp)} log-probabilities for prompt {place}; expected one for each, at least one."
-                )
-            if any(math.isnan(value) for value in completion.logp):
-                raise FloatingPointError(
-                    f"sample: engine {engine_name!r} returned a NaN log-probability for prompt {place}: the policy's "
-                    "weights or logits are not finite. Load the policy again, or resume from a checkpoint. loss_step "
-                    "raises where an update makes weights so; what else has changed them?"
-                )
+    for place, completion in ((place, completion) for place, group in enumerate(groups) for completion in group):
+        if completion.version not in (None, engine.policy.version):
+            raise EngineError(
+                f"{who} drew a completion of prompt {place} with the weights of version {completion.version}, the "
+                f"policy is at version {engine.policy.version}."
+            )
+        if not completion.token_ids or len(completion.token_ids) != len(completion.logp):
+            raise RuntimeError(
+                f"{who} returned {len(completion.token_ids)} tokens with {len(completion.logp)} log-probabilities for "
+                f"prompt {place}; expected one for each, at least one."
+            )
+        if any(math.isnan(value) for value in completion.logp):
+            raise FloatingPointError(
+                f"{who} returned a NaN log-probability for prompt {place}: the policy's weights or logits are not "
+                "finite. Load the policy again, or resume from a checkpoint. loss_step raises if an update makes "
+                "weights NaN, so something else has changed them."
+            )

@@ -1,4 +1,4 @@
-"""How completions are drawn; part of every rollout, because later passes need its temperature."""
+"""`SamplingParams`: how completions are drawn. Part of every rollout, because later passes need its temperature."""
 
 import math
 from collections.abc import Mapping
@@ -6,7 +6,11 @@ from dataclasses import dataclass
 from typing import Any
 
 MIN_TEMPERATURE = 1e-4
-"""Below this, logits / temperature leaves what float32 can hold."""
+"""Below this, logits / temperature may overflow in float32."""
+GREEDY = (
+    " Temperature 0 (greedy) has no distribution to learn from; use a small one such as 0.1, or evaluate(...,"
+    " greedy=True) to measure greedy answers."
+)
 
 
 @dataclass(frozen=True)
@@ -38,44 +42,34 @@ class SamplingParams:
     regex: str | None = None
 
     def __post_init__(self) -> None:
-        def need(ok: bool, name: str, expected: str, advice: str = "") -> None:
-            if not ok:
-                raise ValueError(f"sample: {name} must be {expected}, got {getattr(self, name)!r}.{advice}")
-
         stops = self.stop_strings or ()
         object.__setattr__(self, "stop_strings", (stops,) if isinstance(stops, str) else tuple(stops))
         for name in ("max_completion_length", "top_k", "min_completion_length"):
-            need(isinstance(getattr(self, name), int), name, "a whole number")
+            self._need(isinstance(getattr(self, name), int), name, "a whole number")
         for name in ("temperature", "top_p", "repetition_penalty"):
-            need(isinstance(getattr(self, name), (int, float)), name, "a number")
-        need(self.max_completion_length >= 1, "max_completion_length", "at least 1")
-        need(
-            self.temperature >= MIN_TEMPERATURE and math.isfinite(self.temperature),
-            "temperature",
-            f"a finite number > 0 (at least {MIN_TEMPERATURE})",
-            " Temperature 0 (greedy) has no distribution to learn from; use a small one such as 0.1, or evaluate(...,"
-            " greedy=True) to measure greedy answers.",
-        )
-        need(0 < self.top_p <= 1, "top_p", "in (0, 1]")
-        need(self.top_k >= 0, "top_k", "0 (off) or a positive number")
-        need(self.min_p is None or 0 <= self.min_p <= 1, "min_p", "in [0, 1] or None")
-        need(self.repetition_penalty > 0, "repetition_penalty", "> 0 (1 is neutral)")
-        need(
-            0 <= self.min_completion_length <= self.max_completion_length,
-            "min_completion_length",
-            f"between 0 and max_completion_length={self.max_completion_length}",
-        )
-        need(all(self.stop_strings), "stop_strings", "texts that are not empty")
-        need(
-            self.regex is None or self.min_completion_length == 0,
-            "min_completion_length",
-            "0 beside regex, which alone says when a completion may end",
-        )
-        need(self.regex is None or (isinstance(self.regex, str) and self.regex != ""), "regex", "a text or None")
+            self._need(isinstance(getattr(self, name), (int, float)), name, "a number")
+        self._need(self.max_completion_length >= 1, "max_completion_length", "at least 1")
+        is_hot = self.temperature >= MIN_TEMPERATURE and math.isfinite(self.temperature)
+        self._need(is_hot, "temperature", f"a finite number > 0 (at least {MIN_TEMPERATURE})", GREEDY)
+        self._need(0 < self.top_p <= 1, "top_p", "in (0, 1]")
+        self._need(self.top_k >= 0, "top_k", "0 (off) or a positive number")
+        self._need(self.min_p is None or 0 <= self.min_p <= 1, "min_p", "in [0, 1] or None")
+        self._need(self.repetition_penalty > 0, "repetition_penalty", "> 0 (1 is neutral)")
+        shorter, limit = 0 <= self.min_completion_length <= self.max_completion_length, self.max_completion_length
+        self._need(shorter, "min_completion_length", f"between 0 and max_completion_length={limit}")
+        self._need(all(self.stop_strings), "stop_strings", "texts that are not empty")
+        if self.regex is not None:
+            alone = self.min_completion_length == 0
+            self._need(alone, "min_completion_length", "0 beside regex, which alone says when a completion may end")
+            self._need(isinstance(self.regex, str) and self.regex != "", "regex", "a text or None")
+
+    def _need(self, ok: bool, name: str, expected: str, advice: str = "") -> None:
+        if not ok:
+            raise ValueError(f"sample: {name} must be {expected}, got {getattr(self, name)!r}.{advice}")
 
     @property
     def truncates(self) -> bool:
-        """True if the sampler leaves the policy's own distribution, so that its samples are not on-policy."""
+        """True if samples come from another distribution than the policy's, so that they are not on-policy."""
         truncated = self.top_p < 1 or self.top_k > 0 or bool(self.min_p) or self.repetition_penalty != 1
         return truncated or self.min_completion_length > 0 or self.regex is not None
 

@@ -31,7 +31,7 @@ def check_tools(policy: "Policy", optimizer: torch.optim.Optimizer, scheduler: A
             f"loss_step: {policy.name!r} has no trainable parameter; a reference (policy.reference()) is frozen and "
             "cannot be trained."
         )
-    zero3 = policy.local_scorer.zero3  # it has put its shards in the place of the optimizer's parameters
+    zero3 = policy.local_scorer.zero3  # its shards have replaced the optimizer's parameters
     if optimizer is not zero3.optimizer if zero3 else own.isdisjoint(given):
         raise ValueError(
             "loss_step: the optimizer holds no parameter of this policy, so it would train another one: was the policy "
@@ -42,16 +42,19 @@ def check_tools(policy: "Policy", optimizer: torch.optim.Optimizer, scheduler: A
             "loss_step: the scheduler was made for another optimizer, whose learning rate it would change. Make it "
             "from the optimizer that world.prepare returned."
         )
-    for name, tool in (("optimizer", optimizer), ("scheduler", scheduler)):
-        if tool is None:
-            continue
-        try:
-            inspect.signature(type(tool).step).bind(tool)  # of the class: a scheduler wraps its optimizer's own
-        except (AttributeError, TypeError) as error:
-            raise TypeError(
-                f"loss_step: the {name} {type(tool).__name__} needs a step() without arguments ({error}). Closures "
-                "(LBFGS) and metrics (ReduceLROnPlateau) are not supported; step such a scheduler yourself."
-            ) from error
+    _check_step("optimizer", optimizer)
+    if scheduler is not None:
+        _check_step("scheduler", scheduler)
+
+
+def _check_step(name: str, tool: Any) -> None:
+    try:
+        inspect.signature(type(tool).step).bind(tool)  # of the class: a scheduler wraps its optimizer's own
+    except (AttributeError, TypeError) as error:
+        raise TypeError(
+            f"loss_step: the {name} {type(tool).__name__} needs a step() without arguments ({error}). Closures (LBFGS) "
+            "and metrics (ReduceLROnPlateau) are not supported; step such a scheduler yourself."
+        ) from error
 
 
 def check_inputs(
@@ -75,7 +78,7 @@ def check_inputs(
             f"loss_step: expected one advantage per completion ({len(rollout)},), got {tuple(advantages.shape)}."
         )
     if bool(advantages.isinf().any()):
-        raise FloatingPointError("loss_step: an advantage is infinite; look at the rewards and at the KL.")
+        raise FloatingPointError("loss_step: an advantage is infinite; check the rewards and the KL.")
     if loss.needs_reference and ref_logps is None:
         raise ValueError(
             f"loss_step: {loss_name(loss)} needs ref_logps=rl.compute_logps(reference, rollout); got None."
@@ -125,20 +128,21 @@ def check_weights(policy: "Policy", updater: Updater) -> None:
     """
     known = policy.not_finite or {}
     broken = {name: n for name, n in _not_finite(updater.weights()).items() if n > known.get(name, 0)}
-    if not collectives.maxima({"broken": float(len(broken))})["broken"]:
-        return
+    if collectives.maxima({"broken": float(len(broken))})["broken"]:
+        _raise_broken(policy, broken)
+
+
+def _raise_broken(policy: "Policy", broken: dict[str, int]) -> None:
     everywhere = [item for part in collectives.gather(list(broken.items())) for item in part]
     (name, count), names = everywhere[0], {name for name, _ in everywhere}
     dtype = next(p.dtype for p in policy.trainable_parameters())
+    advice = "Check the optimizer's eps, weight_decay and learning rate."
+    if dtype.itemsize <= 2:
+        advice = f"The weights are {str(dtype).removeprefix('torch.')}. {MASTER_WEIGHTS}."
     raise FloatingPointError(
         f"loss_step: the optimizer's step made weights NaN or infinite in {len(names)} parameter(s), the first is "
         f"{name!r} with {count} such values. The gradient was finite. Load the policy again, or resume from a "
-        "checkpoint. "
-        + (
-            f"The weights are {str(dtype).removeprefix('torch.')}. {MASTER_WEIGHTS}."
-            if dtype.itemsize <= 2
-            else "Look at the optimizer's eps, weight_decay and learning rate."
-        )
+        f"checkpoint. {advice}"
     )
 
 

@@ -1,20 +1,20 @@
 """Log-probabilities and entropies of sampled tokens, without the (B,T,V) logits in memory.
 
-One forward pass that everything shares: the policy with gradient, the reference, the old policy. Three choices matter:
+The policy with gradient, the reference and the old policy all use this one forward pass:
 
 - Prompt and completion are packed side by side and padded on the right only, so a row's numbers do not depend on its
-  neighbours, positions are the natural ones, and recurrent models see no padding before the text.
-- The hidden states of the tokens that count are gathered first; the language-model head runs over them in chunks, and
-  chunks are recomputed in the backward pass. Memory is one chunk of logits, whatever the vocabulary.
-- Everything runs in evaluation mode: dropout would make the first ratio differ from 1 (known_faults B23).
+  neighbours, positions start at 0, and recurrent models see no padding before the text.
+- The hidden states of the tokens that count are gathered first; the language-model head runs over them in chunks that
+  are recomputed in the backward pass. Memory is one chunk of logits, whatever the vocabulary.
+- Everything runs in evaluation mode (`Policy.inference_settings`): with dropout the first ratio would not be 1.
 
-The head of most models is a linear layer, some scale or soft-cap its output (Cohere, Granite, Gemma 2). Which one it is
-gets *measured* on first use against the model's own logits; a model that fits none falls back to its own full logits.
+Most heads are a linear layer, some scale or soft-cap its output (Cohere, Granite, Gemma 2): `causal_lm.find_head` tests
+each on first use against the model's own logits. A model that fits none uses its own full logits.
 """
 
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -24,9 +24,6 @@ from torch.utils.checkpoint import checkpoint
 from rlkit.causal_lm import causal_lm_of, decoder_of, find_head, vocabulary_size
 from rlkit.types import Rollout
 
-if TYPE_CHECKING:
-    pass
-
 MAX_CHUNK_ELEMENTS = 2**24
 """Most logits in memory at once (64 MiB in float32)."""
 
@@ -35,10 +32,7 @@ EntropyMode = Literal["detached", "grad"]
 
 
 class TokenScores(NamedTuple):
-    """(B,T) log-probabilities and entropies in nats, float32 or better; 0 in masked slots.
-
-    And, if asked for, the load-balancing loss of a mixture-of-experts model, a scalar.
-    """
+    """(B,T) log-probabilities and entropies in nats, 0 in masked slots; and the load-balancing loss, if asked for."""
 
     logp: Float[Tensor, "B T"]
     entropy: Float[Tensor, "B T"]
@@ -46,7 +40,7 @@ class TokenScores(NamedTuple):
 
 
 class PackedRows(NamedTuple):
-    """Prompts and completions side by side, padded on the right: (B,S); and where each completion starts: (B,)."""
+    """Prompts and completions side by side, padded on the right."""
 
     input_ids: Int[Tensor, "B S"]
     attention_mask: Bool[Tensor, "B S"]
@@ -84,9 +78,9 @@ def pack(
 
 
 class TokenScorer(nn.Module):
-    """A causal language model seen as a function from token sequences to log-probabilities of chosen tokens.
+    """A causal language model as a function from token sequences to log-probabilities of chosen tokens.
 
-    It is a module so that a wrapper for many processes can stand around its `forward`, the one way in.
+    It is a module so that DDP or FSDP can wrap it; every pass goes through its `forward`.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -94,7 +88,7 @@ class TokenScorer(nn.Module):
         self.model = model
         self._head: Callable[[Tensor], Tensor] | None = None
         self._head_known = False
-        self.zero3: Any = None  # rlkit.strategies.zero3.ZeRO3, if the weights lie in its shards
+        self.zero3: Any = None  # rlkit.strategies.zero3.ZeRO3, if the weights are sharded by it
 
     def forward(
         self,
@@ -107,10 +101,7 @@ class TokenScorer(nn.Module):
         entropy: EntropyMode = "detached",
         balance: bool = False,
     ) -> tuple[Float[Tensor, " N"], Float[Tensor, " N"], Float[Tensor, ""] | None]:
-        """Log-probability and entropy of the N tokens at (rows, columns), given everything before each in its row.
-
-        With `balance` also the load-balancing loss of a mixture-of-experts model.
-        """
+        """Log-probability and entropy of the N tokens at (rows, columns); with `balance` the load-balancing loss."""
         targets = input_ids[rows, columns]
         self.look_for_head()
         inputs = {"input_ids": input_ids, "attention_mask": attention_mask.long(), "use_cache": False}
@@ -125,7 +116,7 @@ class TokenScorer(nn.Module):
         return *scores, balance_loss(self.model, output, attention_mask) if balance else None
 
     def look_for_head(self) -> None:
-        """Find the head now, while the weights are whole, if the first pass has not done so."""
+        """Find the head, once; before weights are sharded."""
         if not self._head_known:
             self._head = find_head(self.model)
             self._head_known = True
@@ -159,18 +150,14 @@ def _logp_and_entropy(
     logp = logits.gather(-1, targets[:, None]).squeeze(-1) - normaliser
     if entropy == "detached":
         logits, normaliser = logits.detach(), normaliser.detach()
-    # A token that is ruled out (a logit of -inf) contributes 0, not 0 * -inf, and no NaN to the gradient either.
+    # A logit of -inf contributes 0, not 0 * -inf = NaN, to the value and to the gradient.
     finite = torch.where(logits.isneginf(), 0.0, logits)
     expected = ((logits - normaliser[:, None]).exp() * finite).sum(-1)
     return logp, normaliser - expected
 
 
 def balance_loss(model: nn.Module, output: Any, attention_mask: Bool[Tensor, "B S"]) -> Float[Tensor, ""]:
-    """Load-balancing loss of a mixture-of-experts model, from the model's own function and the router logits.
-
-    Raises:
-        ValueError: the model gives no router logits, or its module has no such function.
-    """
+    """Load-balancing loss of a mixture-of-experts model, by the model's own function of its router logits."""
     lm = causal_lm_of(model)
     function = getattr(sys.modules[type(lm).__module__], "load_balancing_loss_func", None)
     logits = getattr(output, "router_logits", None)
@@ -202,7 +189,6 @@ def score_rollout(
         entropy=entropy,
         balance=balance,
     )
-    # Scatter back: slots that do not count hold an exact 0 that no gradient touches.
     blank = logp.new_zeros(mask.shape)
     logp, values = blank.index_put((rows, steps), logp), blank.index_put((rows, steps), values)
     return TokenScores(logp, values, balance_value)

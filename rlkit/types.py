@@ -1,23 +1,23 @@
-"""What flows through a step: PromptBatch -> Rollout -> Scores -> (advantages) -> Update.
+"""The records of a step: PromptBatch -> Rollout -> Scores -> (advantages) -> Update.
 
-Axis letters, the same everywhere: P prompts in the step, G completions per prompt, B = P*G rows (prompt-major), T
-completion tokens, L prompt tokens, K reward functions. Every mask means one thing: True counts.
+Axis letters: P prompts in the step, G completions per prompt, B = P*G rows (prompt-major), T completion tokens, L
+prompt tokens, K reward functions. In every mask True counts.
 
-All four are frozen, and no step function changes its inputs. Groups are explicit ids: nothing assumes that rows are
-ordered, or that groups have equal size. Each record shows itself as a table at the end of a cell, turns into a pandas
-frame, and can be saved and read back without a model.
+All four are frozen, and no step function changes its inputs. Groups are explicit ids: rows need not be ordered, nor
+groups of equal size. Each record is shown as a table at the end of a cell, converts to a pandas frame, and can be saved
+and read back without a model.
 """
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from rlkit.record import Prompt, Record, check_lengths, text_of, with_columns
+from rlkit.record import Prompt, Record, Selection, check_lengths, select_rows, text_of, with_columns
 from rlkit.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -30,9 +30,9 @@ class PromptBatch(Record):
 
     Attributes:
         rows: P dataset rows, each with its `prompt` and every other column.
-        token_ids: P prompts as token ids, exactly as the engine will see them (no padding).
-        row_id: (P,) int64, a hash of the row's content: the same row has the same id in every dataset, filter and run.
-        group_id: (P,) int64, unique within a run: it names the group of completions that a prompt will get.
+        token_ids: P prompts as token ids, exactly as the engine gets them (no padding).
+        row_id: (P,) int64, a hash of the row's content: the same row has the same id in every dataset and run.
+        group_id: (P,) int64, unique within a run: the group of the prompt's completions.
     """
 
     rows: tuple[dict[str, Any], ...]
@@ -49,13 +49,8 @@ class PromptBatch(Record):
         return len(self.rows)
 
     def select(self, places: Sequence[int]) -> "PromptBatch":
-        """The batch of some prompts, in the given order; they keep their ids."""
-        return PromptBatch(
-            rows=tuple(self.rows[i] for i in places),
-            token_ids=tuple(self.token_ids[i] for i in places),
-            row_id=self.row_id[torch.tensor(places, dtype=torch.int64)],
-            group_id=self.group_id[torch.tensor(places, dtype=torch.int64)],
-        )
+        """The batch of some prompts, in the given order, with their ids."""
+        return select_rows(self, places)
 
     def _headline(self) -> str:
         longest = max((len(ids) for ids in self.token_ids), default=0)
@@ -76,12 +71,12 @@ class PromptBatch(Record):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Rollout(Record):
-    """Completions of one step, with all that later steps need: no model, no tokenizer.
+    """Completions of one step, with everything that later steps need besides the model.
 
     Attributes:
         prompt_ids: (B,L) prompt tokens, padded on the left.
         prompt_mask: (B,L) True for prompt tokens.
-        completion_ids: (B,T) completion tokens, padded on the right; the end-of-sequence token is part of them.
+        completion_ids: (B,T) completion tokens, the end-of-sequence token included, padded on the right.
         completion_mask: (B,T) True from the first token up to and including the one that ended the completion.
         sampler_logp: (B,T) log-probability of each token in nats, softmax(logits / temperature) over the whole
             vocabulary, as the engine saw it; 0 in masked slots.
@@ -94,8 +89,8 @@ class Rollout(Record):
         sampling: the settings they were drawn with.
         policy_version: number of optimizer steps the policy had taken.
         engine: name of the engine that drew them.
-        pieces: the text of each token id that occurs in the completions, so that a view needs no tokenizer.
-        logp_recomputed: True if `sampler_logp` is the policy's, because the engine's are of a truncated distribution.
+        pieces: the text of each token id in the completions, for the view.
+        logp_recomputed: True if `sampler_logp` is the policy's, because the engine's was of a truncated distribution.
     """
 
     prompt_ids: Int[Tensor, "B L"]
@@ -149,24 +144,12 @@ class Rollout(Record):
         """B completions as plain text, whatever the form of the prompts."""
         return [text_of(completion) for completion in self.completions]
 
-    def select(self, rows: Int[Tensor, " n"] | Bool[Tensor, " B"] | Sequence[int] | slice) -> "Rollout":
+    def select(self, rows: Selection) -> "Rollout":
         """The rollout of some rows, in the given order. Groups may come out incomplete: their ids stay.
 
         Example: `rollout.select(rollout.group_id == 3)` also works, with a (B,) bool tensor.
         """
-        index = _index(rows, len(self))
-        order = index.tolist()
-        values: dict[str, Any] = {}
-        for item in fields(self):
-            value = getattr(self, item.name)
-            if isinstance(value, Tensor):
-                value = value[index.to(value.device)]
-            elif isinstance(value, tuple):
-                value = tuple(value[i] for i in order)
-            elif item.name == "columns":
-                value = {name: tuple(cells[i] for i in order) for name, cells in value.items()}
-            values[item.name] = value
-        return Rollout(**values)
+        return select_rows(self, rows, ("sampling", "policy_version", "engine", "pieces", "logp_recomputed"))
 
     def _headline(self) -> str:
         groups = len(torch.unique(self.group_id))
@@ -222,16 +205,9 @@ class Scores(Record):
     def __len__(self) -> int:
         return len(self.reward)
 
-    def select(self, rows: Int[Tensor, " n"] | Bool[Tensor, " B"] | Sequence[int] | slice) -> "Scores":
-        """The scores of some rows, in the given order, as `Rollout.select` takes them; the logged numbers stay."""
-        index = _index(rows, len(self))
-        order = index.tolist()
-        tensors = {name: getattr(self, name) for name in ("parts", "reward", "group_id")}
-        return replace(
-            self,
-            **{name: value[index.to(value.device)] for name, value in tensors.items()},
-            extra={name: tuple(cells[i] for i in order) for name, cells in self.extra.items()},
-        )
+    def select(self, rows: Selection) -> "Scores":
+        """The scores of some rows, as in `Rollout.select`; the logged numbers stay."""
+        return select_rows(self, rows, ("names", "weights", "metrics"))
 
     def cpu(self) -> "Scores":
         """The same scores on the CPU."""
@@ -240,7 +216,7 @@ class Scores(Record):
 
     @classmethod
     def join(cls, parts: Sequence["Scores"]) -> "Scores":
-        """Scores of several shares of one step, one after the other; logged numbers are averaged by rows.
+        """Concatenate scores of several shares of one step; logged numbers are averaged by rows.
 
         Raises:
             ValueError: the shares come from different reward functions or weights.
@@ -250,20 +226,23 @@ class Scores(Record):
                 f"Scores.join: expected shares of one score, got reward functions {list(parts[0].names)} with weights "
                 f"{parts[0].weights.tolist()} and {list(unlike[0].names)} with {unlike[0].weights.tolist()}."
             )
-        columns = dict.fromkeys(name for part in parts for name in part.extra)
-        numbers = dict.fromkeys(name for part in parts for name in part.metrics)
         blank: tuple[Any, ...] = (None,)
-        weight = {name: sum(len(part) for part in parts if name in part.metrics) for name in numbers}
+        weight = {
+            name: sum(len(part) for part in parts if name in part.metrics) for part in parts for name in part.metrics
+        }
         return cls(
             parts=torch.cat([part.parts for part in parts]),
             names=parts[0].names,
             weights=parts[0].weights,
             reward=torch.cat([part.reward for part in parts]),
             group_id=torch.cat([part.group_id for part in parts]),
-            extra={n: tuple(c for part in parts for c in part.extra.get(n, blank * len(part))) for n in columns},
+            extra={
+                name: tuple(cell for part in parts for cell in part.extra.get(name, blank * len(part)))
+                for name in dict.fromkeys(name for part in parts for name in part.extra)
+            },
             metrics={
                 n: sum(part.metrics[n] * len(part) for part in parts if n in part.metrics) / max(1, weight[n])
-                for n in numbers
+                for n in weight
             },
         )
 
@@ -287,7 +266,7 @@ class Scores(Record):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Update(Record):
-    """What one `loss_step` did.
+    """Result of one `loss_step`.
 
     Attributes:
         loss: mean over the rows (or tokens) that count; NaN if the update was skipped.
@@ -300,8 +279,7 @@ class Update(Record):
         old_logp: (B,T) log-probabilities that the ratio was measured against: `logp` itself on a first update.
         ratio: (B,) probability of each completion's loss tokens by `logp` over that by `old_logp`.
         clipped: (B,) int8, -1 where the loss clipped the ratio below, 1 where above, else 0; None if it has no clip.
-        epsilon: lower clip range of the loss, or None.
-        epsilon_high: upper clip range of the loss, or None.
+        epsilon, epsilon_high: lower and upper clip range of the loss, or None.
     """
 
     loss: float
@@ -369,11 +347,3 @@ def check_pairing(
             f"{where}: the update, with loss tokens of shape {tuple(loss_mask.shape)}, is of another rollout than "
             f"the one given, {tuple(mask.shape)}. Pass what loss_step returned for this rollout, or for a part of it."
         )
-
-
-def _index(rows: Tensor | Sequence[int] | slice, count: int) -> Int[Tensor, " n"]:
-    """The rows that a selection means, as places."""
-    if not isinstance(rows, slice):
-        rows = torch.as_tensor(rows).cpu()
-        rows = rows if rows.dtype == torch.bool else rows.long()  # an empty list would be a float tensor
-    return torch.arange(count)[rows]
