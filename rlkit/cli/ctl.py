@@ -82,7 +82,7 @@ def _range(bounds: Any) -> str:
 
 
 def _ago(then: Any) -> str:
-    if not isinstance(then, int | float):
+    if not isinstance(then, int | float) or not abs(then) < 2**53:
         return "at a time that it does not say"
     return f"{max(0.0, time.time() - then):.0f} s ago"
 

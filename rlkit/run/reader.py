@@ -102,7 +102,7 @@ class RunReader:
         for lines, anew in self._evaluation_lines.read():
             self._evaluations = [
                 *([] if anew else self._evaluations),
-                *(line for line in lines if isinstance(line, dict)),
+                *(_printable(line) for line in lines if isinstance(line, dict)),
             ]
             news = news or anew or bool(lines)
         return news
@@ -264,6 +264,10 @@ class _Table:
             values = np.array(column)
             found[name][: len(values)] = np.where(values == ABSENT, math.nan, values)
         return pd.DataFrame(found).astype({"step": np.int64})
+
+
+def _printable(line: dict[str, Any]) -> dict[str, Any]:
+    return {printable(name): printable(value) for name, value in line.items()}
 
 
 def _flat(line: dict[str, Any]) -> dict[str, Any]:

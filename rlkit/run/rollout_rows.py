@@ -30,6 +30,20 @@ if TYPE_CHECKING:
 
 PER_TOKEN = ("sampler_logp", "logp", "old_logp", "ref_logp", "new_logp", "entropy")
 PER_ROW = ("reward", "advantage", "kl", "ratio", "clipped")
+PER_TOKEN_ALL = (*PER_TOKEN, "loss_mask", "token_ids", "prompt_token_ids", "tokens")
+TEXTS = ("prompt", "completion", "prompt_messages", "completion_messages")
+NUMBERS = (
+    "step",
+    "row",
+    "group_id",
+    "row_id",
+    "truncated",
+    "length",
+    "prompt_length",
+    "epsilon",
+    "epsilon_high",
+    *PER_ROW,
+)
 UNKNOWN = "\ufffd"
 
 
@@ -171,10 +185,42 @@ def table_of(step: int, parts: Sequence[Rows]) -> "pa.Table":
         table[name] = pa.array([value] * count, pa.float64())
     names = dict.fromkeys(name for part in parts for name in part.extra)
     extra = {n: [c for part in parts for c in part.extra.get(n, [None] * len(part.lengths))] for n in names}
+    extra = {f"column:{name}" if name.startswith("rewards/") else name: cells for name, cells in extra.items()}
     for name, cells in with_columns(table, extra).items():
         if name not in table:
             table[printable(name)] = _cells(cells)
     return pa.table(table)
+
+
+def check_columns(schema: "pa.Schema") -> None:
+    """Refuse a table of another make, whose columns have our names and hold something else.
+
+    Raises:
+        ValueError: names the column, what it holds, and what it should.
+    """
+    import pyarrow.types as kinds
+
+    def is_number(kind: "pa.DataType") -> bool:
+        return kinds.is_integer(kind) or kinds.is_floating(kind) or kinds.is_boolean(kind) or kinds.is_null(kind)
+
+    def is_text(kind: "pa.DataType") -> bool:
+        kind = kind.value_type if kinds.is_dictionary(kind) else kind
+        return kinds.is_string(kind) or kinds.is_large_string(kind) or kinds.is_null(kind)
+
+    for name, kind in zip(schema.names, schema.types, strict=True):
+        if schema.names.count(name) > 1:
+            raise ValueError(f"its column {name!r:.80} is there twice")
+        if name in PER_TOKEN_ALL:
+            right = kinds.is_null(kind) or (
+                (kinds.is_list(kind) or kinds.is_large_list(kind))
+                and (is_text if name == "tokens" else is_number)(kind.value_type)
+            )
+        elif name in TEXTS:
+            right = is_text(kind)
+        else:
+            right = is_number(kind) or not (name in NUMBERS or name.startswith("rewards/"))
+        if not right:
+            raise ValueError(f"its column {name!r:.80} holds {kind!s:.80}, which rlkit does not write there")
 
 
 def _plain(values: Tensor) -> np.ndarray:

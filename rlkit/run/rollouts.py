@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlkit.distributed import collectives
-from rlkit.run.rollout_rows import Rows, rows_of, table_of
+from rlkit.run.rollout_rows import Rows, check_columns, rows_of, table_of
 from rlkit.support.files import regular, written_whole
 
 if TYPE_CHECKING:
@@ -54,9 +54,15 @@ def read_part(file: Path, columns: Sequence[str] | None = None) -> "pd.DataFrame
     import pyarrow.parquet as pq
 
     with open(file, "rb", opener=regular) as handle:
-        found = pq.ParquetFile(handle, page_checksum_verification=True)
-        wanted = None if columns is None else [name for name in columns if name in found.schema_arrow.names]
-        return found.read(columns=wanted).to_pandas()
+        try:
+            found = pq.ParquetFile(handle, page_checksum_verification=True)
+            check_columns(found.schema_arrow)
+            wanted = None if columns is None else [name for name in columns if name in found.schema_arrow.names]
+            return found.read(columns=wanted).to_pandas(ignore_metadata=True)  # pandas' own is never written here
+        except (OSError, ValueError):
+            raise
+        except Exception as error:  # of another make, or forged
+            raise ValueError(f"{type(error).__name__}: {error}") from error
 
 
 def write_part(run: Path, step: int, table: "pa.Table") -> Path:

@@ -6,13 +6,12 @@ into it (`bundle`), in a report. What is cut says so: rows a page, characters a 
 """
 
 import json
-import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from rlkit.run.status import status_of
 from rlkit.view.completions import group, table, token_lens, whole_text
-from rlkit.view.json_values import clean, plain, short
+from rlkit.view.json_values import SAFE_INTEGER, clean, plain, short
 from rlkit.view.prompts import compare, pin
 from rlkit.view.rollout_frame import Reader
 
@@ -147,4 +146,4 @@ class _OneStep:
 
 def _whole(value: Any) -> int | None:
     """A wall time in whole seconds."""
-    return int(value) if isinstance(value, int | float) and math.isfinite(value) else None
+    return int(value) if isinstance(value, int | float) and abs(value) < SAFE_INTEGER else None

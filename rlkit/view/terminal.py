@@ -54,7 +54,8 @@ def show_completions(
     step = reader.rollout_steps[-1] if step is None else step
     frame = reader.rollouts(step)
     if "completion" not in frame:  # its file is torn or gone
-        console.print(fits(visible(f"{reader.name}, step {step}: {reader.notes[-1]}")), markup=False, highlight=False)
+        why = reader.notes[-1] if reader.notes else "there are no completions in its rollout"
+        console.print(fits(visible(f"{reader.name}, step {step}: {why}")), markup=False, highlight=False)
         return
     console.print(_table(frame, f"{reader.name}, step {step}", limit, sort, characters))
 
