@@ -109,7 +109,7 @@ def loss_step(
     advantages = torch.where(mask.any(-1), advantages, 0.0)
 
     totals = _Totals.count(mask, advantages)
-    reason = _nothing_to_learn(totals, loss)
+    reason = _nothing_to_learn(totals, loss, balanced=router_aux_loss_coef > 0)
     updater = updater_of(policy, optimizer)
     updater.zero_grad()
     if reason is not None:
@@ -347,9 +347,10 @@ def _part(values: Tensor | None, rows: slice) -> Tensor | None:
     return None if values is None else values[rows]
 
 
-def _nothing_to_learn(totals: _Totals, loss: Any) -> str | None:
+def _nothing_to_learn(totals: _Totals, loss: Any, *, balanced: bool) -> str | None:
+    """Why no gradient can come out; where the experts' load is balanced, its loss has one of its own."""
     if totals.tokens == 0:
         return "no token counts in the loss: every completion is masked or has no reward"
-    if getattr(loss, "zero_advantage_is_no_signal", False) and totals.with_signal == 0:
+    if getattr(loss, "zero_advantage_is_no_signal", False) and totals.with_signal == 0 and not balanced:
         return "every advantage is 0: all completions of each prompt got the same reward, or none"
     return None
