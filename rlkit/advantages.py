@@ -85,13 +85,13 @@ def compute_loo_advantage(
     if isinstance(rewards, Scores):
         group_id = rewards.group_id if group_id is None else group_id
         rewards = rewards.reward
-    rewards = as_rewards(rewards)
-    dtype = torch.promote_types(rewards.dtype, torch.float32)
+    dtype = _result_dtype(rewards)
+    rewards = as_rewards(rewards, torch.float64)
     if group_id is None:
         raise ValueError(f"{where}: group_id is missing: give one label per reward, or pass the Scores of rl.score.")
     if len(group_id) != len(rewards):
         raise ValueError(f"{where}: expected one group id per reward ({len(rewards)}), got {len(group_id)}.")
-    total = penalised_reward(rewards.double(), kl=kl, beta=beta, where=where)
+    total = penalised_reward(rewards, kl=kl, beta=beta, where=where)
 
     group = group_index(group_id).to(total.device)
     rows_in_group = torch.bincount(group)
@@ -126,16 +126,22 @@ def compute_loo_advantage(
     return result
 
 
-def as_rewards(rewards: Tensor | Sequence[float | None]) -> Float[Tensor, "..."]:
-    """Rewards as a tensor; None in a list becomes NaN.
+def as_rewards(rewards: Tensor | Sequence[float | None], dtype: torch.dtype) -> Float[Tensor, "..."]:
+    """Rewards as a tensor; None in a list becomes NaN. Python's numbers lose digits only where `dtype` does.
 
     Example:
-        >>> as_rewards([1, None])
+        >>> as_rewards([1, None], torch.float32)
         tensor([1., nan])
     """
     if isinstance(rewards, Tensor):
-        return rewards if rewards.is_floating_point() else rewards.float()
-    return torch.tensor([math.nan if value is None else float(value) for value in rewards])
+        return rewards.to(dtype)
+    return torch.tensor([math.nan if value is None else float(value) for value in rewards], dtype=dtype)
+
+
+def _result_dtype(rewards: Tensor | Sequence[float | None]) -> torch.dtype:
+    """float64 for a float64 tensor, else float32."""
+    known = isinstance(rewards, Tensor) and rewards.is_floating_point()
+    return torch.promote_types(rewards.dtype, torch.float32) if known else torch.float32
 
 
 def penalised_reward(
@@ -202,7 +208,7 @@ def optimal_value(rewards: Float[Tensor, "... N"] | Sequence[float | None], *, b
     """
     if not (beta1 > 0 and math.isfinite(beta1)):
         raise ValueError(f"optimal_value: beta1 must be a finite number > 0, got {beta1}; 0.5 is the usual choice.")
-    rewards = as_rewards(rewards)
+    rewards = as_rewards(rewards, _result_dtype(rewards))
     if rewards.ndim == 0 or rewards.shape[-1] == 0:
         raise ValueError(f"optimal_value: expected rewards of shape (..., N) with N >= 1, got {tuple(rewards.shape)}.")
     value = rewards.detach().to(torch.promote_types(rewards.dtype, torch.float32))

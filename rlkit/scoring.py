@@ -127,7 +127,8 @@ def weighted_sum(parts: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         >>> weighted_sum(torch.tensor([[1.0, nan], [nan, nan]]), torch.tensor([0.5, 1.0]))
         tensor([0.5000,    nan])
     """
-    total = torch.where(parts.isnan(), 0.0, parts * weights).sum(-1)
+    # In float64, rounded once: equal sums of the same parts in another order are equal rewards.
+    total = torch.where(parts.isnan(), 0.0, parts.double() * weights.double()).sum(-1).to(parts.dtype)
     return torch.where((parts.isnan() | (weights == 0)).all(-1), math.nan, total)
 
 

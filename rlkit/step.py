@@ -107,7 +107,7 @@ def loss_step(
     totals = Totals.count(mask, advantages)
     updater = updater_of(policy, optimizer)
     updater.zero_grad()
-    if (reason := _nothing_to_learn(totals, loss)) is not None:
+    if (reason := _nothing_to_learn(totals, loss, balanced=router_aux_loss_coef > 0)) is not None:
         return _skipped(reason, loss, batch, _scores_only(policy, rollout), {"frac_masked": totals.frac_masked})
 
     pieces = _backward_in_passes(policy, updater, batch, loss, totals, micro_batch_size, router_aux_loss_coef)
@@ -159,10 +159,11 @@ class _Batch:
         return _Batch(self.rollout.select(rows), self.advantages[rows], self.mask[rows], ref, old)
 
 
-def _nothing_to_learn(totals: Totals, loss: Loss) -> str | None:
+def _nothing_to_learn(totals: Totals, loss: Loss, *, balanced: bool) -> str | None:
+    """Why no gradient can come out; the loss of an MoE's balance has a gradient without any advantage."""
     if totals.tokens == 0:
         return "no token counts in the loss: every completion is masked or has no reward"
-    if loss.zero_advantage_is_no_signal and totals.with_signal == 0:
+    if loss.zero_advantage_is_no_signal and totals.with_signal == 0 and not balanced:
         return "every advantage is 0: all completions of each prompt got the same reward, or none"
     return None
 

@@ -9,6 +9,7 @@ and read back without a model.
 """
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -316,7 +317,8 @@ def check_pairing(
     """Refuse records of different rollouts. An update may be of some rows of the rollout: a mini-batch.
 
     Raises:
-        ValueError: group ids, numbers of rows or (B,T) shapes differ, or loss tokens where the rollout has none.
+        ValueError: group ids, numbers of rows or (B,T) shapes differ, or rows are in the loss with other tokens than the
+            rollout has.
     """
     if rollout is not None and scores is not None and rollout.group_id.tolist() != scores.group_id.tolist():
         raise ValueError(
@@ -330,6 +332,11 @@ def check_pairing(
             "computed from other scores?"
         )
     if rollout is None:
+        if update is not None and rows is not None and len(update.loss_mask) > len(rows):
+            raise ValueError(
+                f"{where}: the update is of {len(update.loss_mask)} rows, the scores are of {len(rows)}: they are of "
+                "different rollouts."
+            )
         return
     mask = rollout.completion_mask
     for name, values in logps.items():
@@ -342,7 +349,13 @@ def check_pairing(
         return
     loss_mask = update.loss_mask.to(mask.device)
     fits = loss_mask.shape[1] == mask.shape[1] and len(loss_mask) <= len(mask)
-    if not fits or (len(loss_mask) == len(mask) and bool((loss_mask & ~mask).any())):
+    if fits:  # a row is in the loss with all its tokens or with none; of a part only the lengths can be looked at
+        counted = loss_mask.any(-1)
+        if len(loss_mask) == len(mask):
+            fits = torch.equal(loss_mask[counted], mask[counted])
+        else:
+            fits = Counter(loss_mask[counted].sum(-1).tolist()) <= Counter(mask.sum(-1).tolist())
+    if not fits:
         raise ValueError(
             f"{where}: the update, with loss tokens of shape {tuple(loss_mask.shape)}, is of another rollout than "
             f"the one given, {tuple(mask.shape)}. Pass what loss_step returned for this rollout, or for a part of it."

@@ -194,6 +194,12 @@ def test_equal_rewards_cancel_exactly(dtype, normalize, data):
     assert bool(got[group_id == 99].any())
 
 
+@pytest.mark.parametrize("rewards", [[1e8, 1e8 + 1], torch.tensor([10**8, 10**8 + 1])], ids=["a list", "integers"])
+def test_python_numbers_and_integers_keep_their_digits(rewards):
+    """In float32 both are 100,000,000, and the advantages 0."""
+    torch.testing.assert_close(compute_loo_advantage(rewards, group_id=[0, 0]), torch.tensor([-1.0, 1.0]), **EXACT)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @given(st.lists(REWARDS, min_size=2, max_size=32), st.sampled_from([0.0, 1e3, -1e6, 1e8]))
 def test_a_common_offset_costs_no_digits(dtype, rewards, offset):

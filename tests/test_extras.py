@@ -52,6 +52,18 @@ def test_the_balance_loss_is_the_models_own_and_reaches_the_router():
     assert any(not torch.allclose(gradients[0][name], gradients[1][name]) for name in names if name in gradients[0])
 
 
+def test_the_balance_alone_is_a_step():
+    """Equal rewards give the policy's loss no gradient; that of the experts' load is there all the same."""
+    policy, rollout = moe_policy(), make_rollout()
+    optimizer = torch.optim.SGD(policy.trainable_parameters(), lr=0.1)
+    before = [parameter.detach().clone() for parameter in policy.trainable_parameters()]
+    nothing = rl.loss_step(policy, optimizer, rollout, torch.zeros(len(rollout)))
+    assert nothing.skipped and policy.version == 0
+    update = rl.loss_step(policy, optimizer, rollout, torch.zeros(len(rollout)), router_aux_loss_coef=0.5)
+    assert update.skipped is None and policy.version == 1 and update.metrics["aux_loss"] > 0
+    assert any(not torch.equal(old, new) for old, new in zip(before, policy.trainable_parameters(), strict=True))
+
+
 def test_a_balance_without_a_router_is_refused():
     policy, rollout = tiny_policy(), make_rollout()
     optimizer = torch.optim.SGD(policy.trainable_parameters(), lr=0.1)

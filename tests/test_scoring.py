@@ -1,6 +1,7 @@
 """`score`: what reward functions get, what they may return, and what the error says where they do not."""
 
 import functools
+import itertools
 import logging
 import math
 from dataclasses import replace
@@ -147,6 +148,12 @@ def test_weighted_sum_matches_python(rows):
     for value, row in zip(got.tolist(), rows, strict=True):
         known = [w * r for w, r in zip([0.5, -2.0], row, strict=True) if not math.isnan(r)]
         assert math.isnan(value) if not known else value == pytest.approx(sum(known), rel=CLOSE, abs=1e-6)
+
+
+def test_equal_sums_are_equal_rewards_whatever_the_order_of_their_parts():
+    """In float32, .1 + .7 + .2 and .2 + .1 + .7 differ in the last digit: a group without signal would get one."""
+    orders = torch.tensor(list(itertools.permutations([0.1, 0.7, 0.2, 0.3, 1e3])))
+    assert len(weighted_sum(orders, torch.ones(5)).unique()) == 1
 
 
 def test_groups_and_device_are_those_of_the_rollout():

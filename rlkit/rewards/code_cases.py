@@ -9,13 +9,17 @@
 
 Python that checks nothing would pay for every completion, so it is an error. Before each check (an assert, a `raise`
 under a condition, a call such as `np.testing.assert_equal` or `self.assertTrue`) a call is inserted that counts it: a
-test that reached none has not passed. Not seen: a check that cannot fail for another reason (`assert f(2) == f(2)`).
+test that reached none has not passed. What stands after a `return`, under `if False`, in a test that unittest skips, or
+asserts what does not depend on the code (`1 == 1`, `x == x`, names that the tests bind themselves), is no check. Not
+seen: a check that cannot fail for another reason (`assert f(2) or not f(2)`).
 """
 
 import ast
+import builtins
 import functools
 import json
 import re
+import sys
 import warnings
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -27,6 +31,9 @@ _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _CHECKING = re.compile("assert|check|ensure|expect|fail|raises|verify|warns", re.IGNORECASE)
 _ENDS = ("exit", "quit", "fail")  # sys.exit, pytest.fail, self.fail
 _CATCHES_ALL = ("AssertionError", "Exception")
+_HOOKS = ("setUp", "tearDown", "asyncSetUp", "asyncTearDown", "runTest", "setup")  # and setUpClass, setup_method
+_NOT_RUN = ("skip", "expectedFailure")
+_INDIRECT = {"eval", "exec", "globals", "locals", "vars", "__import__", "compile"}  # any name may come from there
 _SETUP = (*_FUNCTIONS, ast.ClassDef, ast.Import, ast.ImportFrom, ast.Assign, ast.AnnAssign)
 ADVICE = (
     "Expected Python that raises if something is wrong (`assert add(1, 2) == 3`), functions `test_*()`, "
@@ -150,6 +157,8 @@ def _counted(sources: tuple[str, ...], setup: str, entry: str | None) -> tuple[s
             prepared.append(tree)
         else:
             raise ValueError(f"a test checks nothing when it is run: {source!r:.120}. {ADVICE}")
+    if tests and not _uses_code([before, *trees]):
+        raise ValueError(f"the tests use nothing that the code defines: {sources[0]!r:.120}. {ADVICE}")
     if not tests:
         raise ValueError(f"the tests check nothing when they are run: {sources[0]!r:.120}. {ADVICE}")
     return "\n".join(ast.unparse(ast.fix_missing_locations(tree)) for tree in prepared), tuple(tests)
@@ -205,6 +214,23 @@ def _imported(trees: list[ast.Module]) -> set[str]:
     return {"self"}.union((name.asname or name.name.split(".")[0]) for node in imports for name in node.names)
 
 
+def _uses_code(trees: list[ast.Module]) -> bool:
+    """Whether a name may come from the code: one that the tests neither bind nor import from Python's own library."""
+    nodes = [node for tree in trees for node in ast.walk(tree)]
+    used = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
+    bound = {node.id for node in nodes if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)}
+    bound |= {node.arg for node in nodes if isinstance(node, ast.arg)}
+    bound |= {node.name for node in nodes if isinstance(node, (*_FUNCTIONS, ast.ClassDef))}
+    bound |= {node.name for node in nodes if isinstance(node, ast.ExceptHandler) and node.name}
+    modules = [name.name for node in nodes if isinstance(node, ast.Import) for name in node.names]
+    modules += [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)]
+    if _INDIRECT & used or any(module.split(".")[0] not in sys.stdlib_module_names for module in modules):
+        return True
+    if {module.split(".")[0] for module in modules} & {"importlib", "inspect", "os", "runpy", "subprocess", "sys"}:
+        return True
+    return bool(used - bound - _imported(trees) - set(dir(builtins)) - {CHECKED, "__name__", "__file__"})
+
+
 def _only_prepares(node: ast.stmt, imported: set[str]) -> bool:
     if isinstance(node, ast.Expr):
         if isinstance(node.value, ast.Call):
@@ -218,12 +244,30 @@ def _inner(node: ast.AST) -> Iterable[ast.AST]:
     if isinstance(node, (*_FUNCTIONS, ast.ClassDef)):
         return node.decorator_list
     if isinstance(node, ast.If) and any(isinstance(n, ast.Name) and n.id == "__name__" for n in ast.walk(node.test)):
-        return node.orelse
+        return _live(node.orelse)
+    if isinstance(node, (ast.If, ast.While)) and _always_false(node.test):
+        return _live(node.orelse)
+    if isinstance(node, ast.If) and _always_true(node.test):
+        return _live(node.body)
+    if isinstance(node, ast.For) and isinstance(node.iter, (ast.List, ast.Tuple)) and not node.iter.elts:
+        return _live(node.orelse)
     if isinstance(node, ast.Try) and _swallows(node):
-        return [*node.handlers, *node.orelse, *node.finalbody]
+        return [*node.handlers, *_live(node.orelse), *_live(node.finalbody)]
     if isinstance(node, ast.With) and any("suppress" in _called(item.context_expr) for item in node.items):
         return []
-    return ast.iter_child_nodes(node)
+    return [
+        inner
+        for _, value in ast.iter_fields(node)
+        for inner in (_live(value) if isinstance(value, list) else [value])
+        if isinstance(inner, ast.AST)
+    ]
+
+
+def _live(body: list[Any]) -> list[Any]:
+    """The statements that can be reached: none after a `return`, `raise`, `break` or `continue`."""
+    ends = (ast.Return, ast.Raise, ast.Break, ast.Continue)
+    end = next((place for place, node in enumerate(body) if isinstance(node, ends)), len(body))
+    return body[: end + 1]
 
 
 def _run(nodes: Iterable[ast.AST]) -> Iterable[ast.AST]:
@@ -236,7 +280,7 @@ def _run(nodes: Iterable[ast.AST]) -> Iterable[ast.AST]:
 def _reached(body: list[ast.stmt], defined: Mapping[str, ast.AST]) -> set[str]:
     """Names that are used when these statements run, in the functions that they call too."""
     found: set[str] = set()
-    todo: list[ast.AST] = list(body)
+    todo: list[ast.AST] = _live(body)
     while todo:
         nodes, todo = todo, []
         for node in _run(nodes):
@@ -249,11 +293,19 @@ def _reached(body: list[ast.stmt], defined: Mapping[str, ast.AST]) -> set[str]:
 
 
 def _everything(node: ast.AST) -> list[ast.stmt]:
-    """The body of a function, or of all methods of a class."""
+    """The body of a function, or of the methods of a class that run without being named."""
     body: list[ast.stmt] = getattr(node, "body", [])
-    if isinstance(node, ast.ClassDef):
-        return [inner for method in body for inner in getattr(method, "body", [])]
-    return body
+    if not isinstance(node, ast.ClassDef):
+        return [] if _is_skipped(node) else _live(body)
+    methods = [one for one in body if not isinstance(one, _FUNCTIONS) or one.name.startswith(("test", "__", *_HOOKS))]
+    return [inner for one in methods if not _is_skipped(node, one) for inner in _live(getattr(one, "body", []))]
+
+
+def _is_skipped(*nodes: ast.AST) -> bool:
+    """Whether unittest leaves it out, or pays for its failure."""
+    marks = [mark for node in nodes for mark in getattr(node, "decorator_list", [])]
+    names = [_called(mark) or _dotted(mark) for mark in marks]
+    return any(not name.startswith("pytest.") and name.split(".")[-1] in _NOT_RUN for name in names)
 
 
 def _swallows(node: ast.Try) -> bool:
@@ -269,7 +321,9 @@ def _swallows(node: ast.Try) -> bool:
 def _ends(node: ast.AST) -> bool:
     """Whether there is a way on which it raises or ends the process."""
     return any(
-        isinstance(one, ast.Raise) or (isinstance(one, ast.Call) and _called(one).split(".")[-1] in _ENDS)
+        isinstance(one, ast.Raise)
+        or (isinstance(one, ast.Assert) and _always_false(one.test))
+        or (isinstance(one, ast.Call) and _called(one).split(".")[-1] in _ENDS)
         for one in _run([node])
     )
 
@@ -301,15 +355,24 @@ class _Marker(ast.NodeTransformer):
     def _is_check(self, node: ast.expr | None) -> bool:
         """A call of something imported whose name says that it checks."""
         name = _called(node)
-        return name.split(".")[0] in self.imported and _CHECKING.search(name) is not None
+        if not isinstance(node, ast.Call) or name.split(".")[0] not in self.imported or not _CHECKING.search(name):
+            return False
+        given = [*node.args, *(keyword.value for keyword in node.keywords)]
+        return name.split(".")[-1] in _ENDS or not given or not all(map(_is_fixed, given))
 
 
 def _always_true(node: ast.expr) -> bool:
     """Whether what is asserted cannot be false, whatever the code does: `(solve(2) == 4, "wrong")`, `... or True`."""
+    if isinstance(node, ast.Compare):
+        return _always_holds(node)
+    if isinstance(node, ast.Call) and _called(node) == "isinstance" and len(node.args) == 2:
+        return _dotted(node.args[1]) == "object"
+    if isinstance(node, ast.Name):
+        return node.id == "__debug__"
     if isinstance(node, ast.BoolOp):
         return (any if isinstance(node.op, ast.Or) else all)(map(_always_true, node.values))
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not) and isinstance(node.operand, ast.Constant):
-        return not node.operand.value
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+        return _always_false(node.operand)
     if isinstance(node, ast.JoinedStr):
         return any(isinstance(part, ast.Constant) for part in node.values)
     if isinstance(node, (ast.Tuple, ast.List, ast.Set)):
@@ -317,6 +380,35 @@ def _always_true(node: ast.expr) -> bool:
     if isinstance(node, ast.Constant):
         return bool(node.value)
     return isinstance(node, (ast.Lambda, ast.GeneratorExp)) or (isinstance(node, ast.Dict) and bool(node.keys))
+
+
+def _always_false(node: ast.expr) -> bool:
+    """Whether it is false whatever the code does: `False`, `0`, `not "reached"`, `not __debug__`."""
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+        return _always_true(node.operand)
+    return isinstance(node, ast.Constant) and not node.value
+
+
+def _always_holds(node: ast.Compare) -> bool:
+    """Whether a comparison is one of fixed values, of a thing with itself, or of a length with 0."""
+    if _is_fixed(node):
+        return True
+    if len(node.ops) > 1:
+        return False
+    left, operator, right = node.left, node.ops[0], node.comparators[0]
+    if isinstance(operator, (ast.Eq, ast.Is, ast.LtE, ast.GtE)) and ast.dump(left) == ast.dump(right):
+        return True
+    return (
+        isinstance(operator, ast.GtE)
+        and _called(left) == "len"
+        and isinstance(right, ast.Constant)
+        and right.value == 0
+    )
+
+
+def _is_fixed(node: ast.expr) -> bool:
+    """Whether it is made of written values only."""
+    return not any(isinstance(one, (ast.Name, ast.Call, ast.Attribute)) for one in ast.walk(node))
 
 
 def _mark() -> ast.stmt:

@@ -26,6 +26,17 @@ FORMS = {
     "a list, with an import among it": ({"tests": ["import math", f"{ASSERT} * math.pi / math.pi"]}, RIGHT, WRONG),
     "a list in JSON": ({"tests": json.dumps([ASSERT])}, RIGHT, WRONG),
     "a raise": ({"tests": "if solve(2) != 4:\n    raise ValueError('no')"}, RIGHT, WRONG),
+    "assert False where it must not come": (
+        {"tests": "try:\n    solve(-1)\n    assert False, 'no error'\nexcept ValueError:\n    pass"},
+        "def solve(x): raise ValueError",
+        RIGHT,
+    ),
+    "assert False under a condition": ({"tests": "if solve(2) != 4:\n    assert False"}, RIGHT, WRONG),
+    "a method that a test calls": (
+        {"tests": f"import unittest\nclass T(unittest.TestCase):\n    def check_it(self):\n        {ASSERT}\n    def test_a(self): self.check_it()"},
+        RIGHT,
+        WRONG,
+    ),
     "an exit": ({"tests": "import sys\nif solve(2) != 4: sys.exit(1)"}, RIGHT, WRONG),
     "numpy": ({"tests": "import numpy as np\nnp.testing.assert_equal(solve(2), 4)"}, RIGHT, WRONG),
     "try, except, else": (
@@ -102,6 +113,22 @@ def test_right_code_passes_and_wrong_code_does_not(name):
 
 # Whatever the completion does, these could not fail.
 NOTHING = {
+    "written values": "assert 2 + 2 == 4",
+    "a thing and itself": "x = solve(2)\nassert x == x",
+    "a call and itself": "assert solve(2) == solve(2)",
+    "every object": "assert isinstance(solve(2), object)",
+    "a length": "assert len(str(solve(2))) >= 0",
+    "a name of its own": "ok = True\nassert ok",
+    "a function of its own": f"{RIGHT}\n{ASSERT}",
+    "after a return": f"def test_a():\n    return\n    {ASSERT}",
+    "under False": f"if False:\n    {ASSERT}",
+    "under not __debug__": f"if not __debug__:\n    {ASSERT}",
+    "while 0": f"while 0:\n    {ASSERT}",
+    "a loop over nothing": f"for x in []:\n    {ASSERT}",
+    "assertTrue of True": "import unittest\nclass T(unittest.TestCase):\n    def test_a(self):\n        self.assertTrue(True)",
+    "a skipped test": f"import unittest\nclass T(unittest.TestCase):\n    @unittest.skip('later')\n    def test_a(self):\n        {ASSERT}",
+    "an expected failure": f"import unittest\nclass T(unittest.TestCase):\n    @unittest.expectedFailure\n    def test_a(self):\n        {ASSERT}",
+    "a method that unittest does not call": f"import unittest\nclass T(unittest.TestCase):\n    def check_it(self):\n        {ASSERT}",
     "a check that nobody calls": "def check(candidate):\n    assert candidate(2) == 4",
     "a function of another name": "def verify():\n    assert solve(2) == 4",
     "a comparison": "solve(2) == 4",
@@ -154,9 +181,10 @@ def test_a_test_that_reaches_no_check_has_not_passed(caplog):
     skipped = "import unittest\nclass T(unittest.TestCase):\n    def test_a(self):\n        if solve(2): self.assertEqual(solve(2), 4)"
     assert python_tests([RIGHT, WRONG], tests=[skipped] * 2) == [1.0, 0.0]
     with caplog.at_level(logging.WARNING, logger="rlkit"):
-        assert python_tests([RIGHT] * 2, tests=["if False:\n    assert solve(2) == 4"] * 2) == [0.0] * 2
+        assert python_tests([RIGHT] * 2, tests=["if not solve(2):\n    assert solve(2) == 4"] * 2) == [0.0] * 2
     assert (
-        caplog.text.count("ended before any of its checks, which pays 0: 'if False:\\n    assert solve(2) == 4'") == 1
+        caplog.text.count("ended before any of its checks, which pays 0: 'if not solve(2):\\n    assert solve(2) == 4'")
+        == 1
     )
 
 
