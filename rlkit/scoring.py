@@ -10,7 +10,6 @@ function stays what it is, with its name and signature. Left out: retries and ca
 
 import logging
 import math
-import numbers
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -19,10 +18,11 @@ import torch
 from torch import nn
 
 from rlkit.reward_calls.arguments import Accepted, Offer, StepState, accepted
-from rlkit.reward_calls.call import Job, Limits, OnError, Outcome
+from rlkit.reward_calls.call import Job, Outcome
 from rlkit.reward_calls.concurrency import run_all
 from rlkit.reward_calls.names import unique_names
 from rlkit.reward_calls.reward_model import RewardModel, as_reward_model
+from rlkit.reward_calls.settings import Limits, OnError, RewardSettings
 from rlkit.support import process_state
 from rlkit.support.timing import phase
 from rlkit.types import Rollout, Scores, text_of
@@ -44,6 +44,7 @@ def score(
     on_error: OnError = "raise",
     memory: int | None = None,
     state: Any = None,
+    settings: RewardSettings | None = None,
 ) -> Scores:
     r"""Score B completions with K reward functions.
 
@@ -56,16 +57,10 @@ def score(
         rollout: B completions.
         reward_funcs: one or K of: a function or other callable, plain or async; the name, folder or object of a
             sequence-classification model (see `RewardModel`).
-        weights: K weights; None means 1 each. Weight 0 keeps a function as a metric only.
-        clip_range: (low, high) bounds of the weighted sum.
-        timeout: seconds that a function may take for the B completions, > 0; or seconds by function name. If they pass,
-            the completions are tried again one by one and only those that hang are lost. None: no limit. Reward
-            models have none.
-        on_timeout: reward of a completion that was lost to the timeout; None abstains.
-        on_error: what a function's exception does: "raise", or "none": the completions on which it fails get None.
-        memory: bytes that a call may take beyond what the function needs when it is loaded (Linux).
+        weights, clip_range, timeout, on_timeout, on_error, memory: see `RewardSettings`.
         state: passed to the functions as `trainer_state`; by default a `StepState` with the number of optimizer steps
             that the policy had taken when it drew the rollout, and the length of the `run.steps` loop around it.
+        settings: the six settings as one object, instead of the keywords.
 
     Returns:
         `Scores` on the rollout's device. `extra["failures/NAME"]` says what went wrong in which row;
@@ -84,15 +79,13 @@ def score(
 
         scores = rl.score(rollout, [correct, short], weights=[1.0, 0.01], timeout={"correct": 5.0})
     """
+    keywords = {"weights": weights, "clip_range": clip_range, "timeout": timeout, "on_timeout": on_timeout}
+    settings = RewardSettings.merge(settings, keywords | {"on_error": on_error, "memory": memory})
     functions = _functions(reward_funcs)
     names = unique_names(functions)
-    weight = _weights(weights, names)
-    if clip_range is not None and (None in clip_range or not clip_range[0] < clip_range[1]):
-        raise ValueError(
-            f"score: clip_range must be (low, high) with low < high, got {clip_range}; float('-inf') and "
-            "float('inf') leave a side open."
-        )
-    limits = _limits(functions, names, timeout, on_timeout, on_error, memory)
+    weight = torch.tensor(settings.weights_of(names), dtype=torch.float32)
+    models = {name for name, function in zip(names, functions, strict=True) if isinstance(function, RewardModel)}
+    limits = settings.limits(names, unlimited=models)
     offer = Offer(rollout, StepState(rollout.policy_version, process_state.loop.max_steps) if state is None else state)
     jobs = [_job(*each, offer) for each in zip(functions, names, limits, strict=True)]
     # A process without a share of the step calls nothing.
@@ -100,8 +93,8 @@ def score(
 
     parts = torch.tensor([outcome.values for outcome in outcomes], dtype=torch.float32).T.contiguous()
     reward = weighted_sum(parts, weight)
-    if clip_range is not None:
-        reward = reward.clamp(*clip_range)
+    if settings.clip_range is not None:
+        reward = reward.clamp(*settings.clip_range)
     for outcome in outcomes:
         outcome.report()
     _warn_about_unscored(reward, rollout, bool((weight == 0).any()))
@@ -145,49 +138,6 @@ def _functions(reward_funcs: Any) -> list[Any]:
         elif not callable(function):
             raise TypeError(f"score: expected a reward function, got {type(function).__name__}: {function!r}.")
     return functions
-
-
-def _weights(weights: Sequence[float] | None, names: Sequence[str]) -> torch.Tensor:
-    if weights is None:
-        weights = [1.0] * len(names)
-    if not isinstance(weights, Sequence):
-        raise TypeError(f"score: weights must be a list with one number per reward function, got {weights!r}.")
-    if len(weights) != len(names):
-        raise ValueError(
-            f"score: expected one weight per reward function ({len(names)}: {list(names)}), got {len(weights)}."
-        )
-    if not all(isinstance(weight, numbers.Real) and math.isfinite(weight) for weight in weights):
-        raise ValueError(f"score: weights must be finite numbers, got {list(weights)}.")
-    return torch.tensor(list(weights), dtype=torch.float32)
-
-
-def _limits(
-    functions: Sequence[Any],
-    names: Sequence[str],
-    timeout: float | Mapping[str, float] | None,
-    on_timeout: float | None,
-    on_error: OnError,
-    memory: int | None,
-) -> list[Limits]:
-    """The limits of each function; those of a reward model are none."""
-    models = {name for name, function in zip(names, functions, strict=True) if isinstance(function, RewardModel)}
-    by_name = timeout if isinstance(timeout, Mapping) else dict.fromkeys(set(names) - models, timeout)
-    unknown = by_name.keys() - (set(names) - models)
-    if unknown:
-        raise ValueError(
-            f"score: timeout names {sorted(unknown)}, but the functions that can have one are "
-            f"{[name for name in names if name not in models]}."
-        )
-    for seconds in by_name.values():
-        if seconds is not None and not (isinstance(seconds, numbers.Real) and 0 < float(seconds) < math.inf):
-            raise ValueError(f"score: timeout must be seconds above 0 or None, got {seconds!r}.")
-    if on_timeout is not None and not math.isfinite(on_timeout):
-        raise ValueError(f"score: on_timeout must be a finite reward or None, got {on_timeout}.")
-    if on_error not in ("raise", "none"):
-        raise ValueError(f"score: on_error must be 'raise' or 'none', got {on_error!r}.")
-    if memory is not None and memory <= 0:
-        raise ValueError(f"score: memory must be bytes above 0 or None, got {memory}.")
-    return [Limits(by_name.get(name), on_timeout, on_error, memory if name not in models else None) for name in names]
 
 
 def _job(function: Any, name: str, limits: Limits, offer: Offer) -> Job:

@@ -349,8 +349,8 @@ MUTANTS = [
     # rewards
     Mutant("one function that abstains takes the reward of the others", "scoring.py", "(parts.isnan() | (weights == 0)).all(-1)", "(parts.isnan() | (weights == 0)).any(-1)", "test_scoring.py"),
     Mutant("a metric of weight 0 makes a row scorable", "scoring.py", "(parts.isnan() | (weights == 0)).all(-1)", "parts.isnan().all(-1)", "test_scoring.py"),
-    Mutant("clip range ignored", "scoring.py", "reward = reward.clamp(*clip_range)", "pass", "test_scoring.py"),
-    Mutant("a timeout for a function that is not there", "scoring.py", "    if unknown:\n", "    if False:\n", "test_scoring.py"),
+    Mutant("clip range ignored", "scoring.py", "reward = reward.clamp(*settings.clip_range)", "pass", "test_scoring.py"),
+    Mutant("a timeout for a function that is not there", "reward_calls/settings.py", "        if unknown:\n", "        if False:\n", "test_scoring.py"),
     Mutant("an infinite reward accepted", "reward_calls/return_values.py", "if abs(number) > torch.finfo(torch.float32).max:", "if False:", "test_scoring.py"),
     Mutant("a completion that ran out of time has reward 0", "reward_calls/call.py", "self.values[row] = math.nan if value is None else value", "self.values[row] = value or 0.0", "reward_calls/test_limits.py"),
     Mutant("timeouts not counted", "reward_calls/call.py", "len(self.late) / count", "0.0 / count", "reward_calls/test_limits.py"),

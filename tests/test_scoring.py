@@ -448,3 +448,14 @@ def test_a_logged_metric_cannot_hide_a_measured_one():
 
     with pytest.raises(RuntimeError, match=r"log_metric\('reward'\): rlkit measures a metric of that name"):
         rl.score(ROLLOUT, reward)
+
+
+def test_settings_say_the_same_as_keywords():
+    """One object, given to `score` instead of the six keywords; both at once is an error."""
+    rewards = [returning([5.0, -5.0, None, 0.25]), returning([1.0, 1.0, 1.0, 1.0])]
+    keywords = {"weights": [2.0, 0.5], "clip_range": (-1.0, 1.0), "on_error": "none"}
+    settings = rl.rewards.RewardSettings(**keywords)
+    assert rl.score(ROLLOUT, rewards, settings=settings).reward.tolist() == [1.0, -1.0, 0.5, 1.0]
+    assert rl.score(ROLLOUT, rewards, **keywords).reward.tolist() == [1.0, -1.0, 0.5, 1.0]
+    with pytest.raises(TypeError, match=r"give \['on_timeout'\] as keywords or in settings=RewardSettings"):
+        rl.score(ROLLOUT, rewards, settings=settings, on_timeout=0.0)

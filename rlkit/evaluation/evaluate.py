@@ -23,7 +23,7 @@ from rlkit.evaluation.statistics import bootstrap_interval, pass_at_k
 from rlkit.metrics import length_metrics, score_metrics
 from rlkit.prompts import as_rows, make_batch
 from rlkit.record import Record, text_of, with_columns
-from rlkit.reward_calls.call import OnError
+from rlkit.reward_calls.settings import RewardSettings
 from rlkit.sampling import owner_and_engine, sample
 from rlkit.scoring import RewardFunction, score
 from rlkit.support.timing import phase
@@ -149,11 +149,7 @@ def evaluate(
     greedy: bool = False,
     seed: int = 0,
     batch_size: int = 256,
-    weights: Sequence[float] | None = None,
-    timeout: float | Mapping[str, float] | None = None,
-    on_timeout: float | None = None,
-    on_error: OnError = "raise",
-    memory: int | None = None,
+    reward_settings: RewardSettings | None = None,
     chat_template_kwargs: Mapping[str, Any] | None = None,
     **sampling: Any,
 ) -> Evaluation:
@@ -171,10 +167,10 @@ def evaluate(
         greedy: always take the likeliest token.
         seed: of the samples, and of the bootstrap.
         batch_size: completions that are drawn at a time.
-        weights: one weight per reward function, as in `score`.
-        timeout, on_timeout, on_error, memory: limits of the reward functions, as in `score`.
+        reward_settings: weights and limits of the reward functions.
         chat_template_kwargs: as in `PromptLoader`.
-        **sampling: further settings of `sample` (max_completion_length, temperature, ...).
+        **sampling: further settings of `sample` (max_completion_length, temperature, ...), and those of
+            `RewardSettings` by their names (weights, timeout, ...).
 
     Returns:
         An `Evaluation`, whole on every process. pass@k is the unbiased estimate of Chen et al. 2021, averaged over the
@@ -185,6 +181,7 @@ def evaluate(
 
     Example: `rl.evaluate(policy, task.test, task.rewards, max_completion_length=8).reward`
     """
+    reward_settings, sampling = RewardSettings.split(reward_settings, sampling)
     dataset = as_rows(dataset, "evaluate")
     ks = _checked_k(k, num_generations)
     if batch_size < 1:
@@ -203,15 +200,7 @@ def evaluate(
     # Every process takes the same number of batches, the last of which may be empty: gathering shards is an exchange.
     at_once = max(1, batch_size // num_generations)
     count = max(1, math.ceil(math.ceil(len(dataset) / collectives.size()) / at_once))
-    judge = functools.partial(
-        score,
-        reward_funcs=reward_funcs,
-        weights=weights,
-        timeout=timeout,
-        on_timeout=on_timeout,
-        on_error=on_error,
-        memory=memory,
-    )
+    judge = functools.partial(score, reward_funcs=reward_funcs, settings=reward_settings)
     parts = []
     for number in range(count):
         batch = whole.select(range(len(whole))[number * at_once : (number + 1) * at_once])
@@ -233,7 +222,8 @@ def evaluate(
         "num_generations": num_generations,
         "success_threshold": success_threshold,
         "k": ks,
-        "weights": None if weights is None else [float(weight) for weight in weights],
+        "weights": None if reward_settings.weights is None else [float(one) for one in reward_settings.weights],
+        "clip_range": reward_settings.clip_range,
         **given,
     }
     return Evaluation(rollout, scores, _measure(rollout, scores, ks, success_threshold, seed), settings)

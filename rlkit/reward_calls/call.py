@@ -4,32 +4,17 @@ import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from rlkit.record import printable
 from rlkit.reward_calls.arguments import Accepted, Offer, RewardLog, StepState
 from rlkit.reward_calls.return_values import as_list, as_number
+from rlkit.reward_calls.settings import Limits
 from rlkit.reward_calls.worker import TimedOut
 
 logger = logging.getLogger(__name__)
 
-OnError = Literal["raise", "none"]
 LOGS = ("log_extra", "log_metric")
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What `score` was told about one function: see its arguments of the same names."""
-
-    timeout: float | None = None
-    on_timeout: float | None = None
-    on_error: OnError = "raise"
-    memory: int | None = None
-
-    @property
-    def any(self) -> bool:
-        """True if the call must be bounded."""
-        return self.timeout is not None or self.memory is not None
 
 
 class Failed(Exception):

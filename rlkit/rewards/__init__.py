@@ -7,6 +7,7 @@ its lower-case twin has the default ones (`accuracy`).
 from rlkit.reward_calls.arguments import StepState
 from rlkit.reward_calls.monitor import Monitor
 from rlkit.reward_calls.reward_model import RewardModel
+from rlkit.reward_calls.settings import RewardSettings
 from rlkit.rewards.answers import answer_part, completion_text, last_boxed
 from rlkit.rewards.code_tests import PythonTests, python_tests
 from rlkit.rewards.formats import ThinkFormat, think_format
@@ -27,6 +28,7 @@ __all__ = [
     "RepetitionPenalty",
     "RewardFunction",
     "RewardModel",
+    "RewardSettings",
     "SoftOverlong",
     "StepState",
     "ThinkFormat",

@@ -11,7 +11,7 @@ from rlkit.advantages import optimal_value
 from rlkit.distributed import collectives
 from rlkit.engine import Engine
 from rlkit.prompts import as_rows, make_batch
-from rlkit.reward_calls.call import OnError
+from rlkit.reward_calls.settings import RewardSettings
 from rlkit.sampling import owner_and_engine, sample
 from rlkit.scoring import RewardFunction, score
 from rlkit.support.timing import phase
@@ -35,12 +35,7 @@ def estimate_vstar(
     max_completion_length: int | None = None,
     seed: int = 0,
     progress: bool = True,
-    weights: Sequence[float] | None = None,
-    clip_range: tuple[float, float] | None = None,
-    timeout: float | Mapping[str, float] | None = None,
-    on_timeout: float | None = None,
-    on_error: OnError = "raise",
-    memory: int | None = None,
+    reward_settings: RewardSettings | None = None,
     chat_template_kwargs: Mapping[str, Any] | None = None,
     **sampling: Any,
 ) -> ValueTable:
@@ -60,11 +55,10 @@ def estimate_vstar(
         max_completion_length: None takes what the model's context leaves, at most 256.
         seed: of the samples.
         progress: show a progress bar.
-        weights: one weight per reward function, as in `score`.
-        clip_range: bounds of the weighted sum, as in `score`.
-        timeout, on_timeout, on_error, memory: limits of the reward functions, as in `score`.
+        reward_settings: weights, clip range and limits of the reward functions.
         chat_template_kwargs: as in `PromptLoader`.
-        **sampling: further settings of `sample` (temperature, top_p, ...); use those of the training.
+        **sampling: further settings of `sample` (temperature, top_p, ...); use those of the training. And those of
+            `RewardSettings` by their names (weights, timeout, ...).
 
     Returns:
         A `ValueTable` over the distinct rows of the dataset, in their order.
@@ -74,6 +68,7 @@ def estimate_vstar(
 
     Source: Brantley et al. 2025 (arXiv 2505.20686), stage 1.
     """
+    reward_settings, sampling = RewardSettings.split(reward_settings, sampling)
     dataset = as_rows(dataset, "estimate_vstar")
     if num_value_samples < 1:
         raise ValueError(f"estimate_vstar: num_value_samples must be at least 1, got {num_value_samples}.")
@@ -106,16 +101,7 @@ def estimate_vstar(
             seed=seed,
             **sampling,
         )
-        scores = score(
-            rollout,
-            reward_funcs,
-            weights=weights,
-            clip_range=clip_range,
-            timeout=timeout,
-            on_timeout=on_timeout,
-            on_error=on_error,
-            memory=memory,
-        )
+        scores = score(rollout, reward_funcs, settings=reward_settings)
         # Completions are prompt-major as `sample` promises; ids are checked all the same, a swapped reward is silent.
         owner = batch.group_id.repeat_interleave(num_value_samples)
         if not torch.equal(rollout.group_id.cpu(), owner):

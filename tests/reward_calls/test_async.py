@@ -299,7 +299,7 @@ def test_the_loop_is_closed_at_exit():
 import asyncio, warnings
 import torch
 import rlkit as rl
-from rlkit.rewards.loop import shared_loop
+from rlkit.reward_calls.event_loop import shared_loop
 async def left():
     try:
         await asyncio.sleep(3600)

@@ -420,7 +420,7 @@ def test_workers_end_with_the_process_that_started_them(tmp_path, way):
             sys.path.insert(0, {str(Path(__file__).parent.parent)!r})
             from builders import make_rollout
             import rlkit as rl
-            from rlkit.rewards.worker import worker_pids
+            from rlkit.reward_calls.worker import worker_pids
             def endless(completions):
                 open("begun", "w").close()
                 while True: pass

@@ -14,7 +14,7 @@ sys.path.insert(0, {str(Path(__file__).parent.parent)!r})
 import asyncio, re, time
 from builders import make_rollout
 import rlkit as rl
-from rlkit.rewards.worker import worker_pids
+from rlkit.reward_calls.worker import worker_pids
 rollout = make_rollout((1, 1, 1), completions=("ab", "bad", "b"))
 PATTERN = re.compile("b")
 def helper(text):
