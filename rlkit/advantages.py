@@ -140,8 +140,9 @@ def as_rewards(rewards: Tensor | Sequence[float | None], dtype: torch.dtype) -> 
 
 def _result_dtype(rewards: Tensor | Sequence[float | None]) -> torch.dtype:
     """float64 for a float64 tensor, else float32."""
-    known = isinstance(rewards, Tensor) and rewards.is_floating_point()
-    return torch.promote_types(rewards.dtype, torch.float32) if known else torch.float32
+    if isinstance(rewards, Tensor) and rewards.is_floating_point():
+        return torch.promote_types(rewards.dtype, torch.float32)
+    return torch.float32
 
 
 def penalised_reward(

@@ -317,8 +317,8 @@ def check_pairing(
     """Refuse records of different rollouts. An update may be of some rows of the rollout: a mini-batch.
 
     Raises:
-        ValueError: group ids, numbers of rows or (B,T) shapes differ, or rows are in the loss with other tokens than the
-            rollout has.
+        ValueError: group ids, numbers of rows or (B,T) shapes differ, or the loss mask has tokens that the rollout
+            lacks.
     """
     if rollout is not None and scores is not None and rollout.group_id.tolist() != scores.group_id.tolist():
         raise ValueError(
