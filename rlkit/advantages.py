@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Sequence
 
 import torch
-from jaxtyping import Float, Int, Shaped
+from jaxtyping import Float, Int, Real, Shaped
 from torch import Tensor
 
 from rlkit.distributed import collectives
@@ -44,7 +44,7 @@ def group_index(group_id: GroupIds) -> Int[Tensor, " B"]:
 
 
 def compute_loo_advantage(
-    rewards: Float[Tensor, " B"] | Sequence[float | None] | Scores,
+    rewards: Real[Tensor, " B"] | Sequence[float | None] | Scores,
     *,
     group_id: GroupIds | None = None,
     kl: Float[Tensor, " B"] | None = None,
@@ -183,7 +183,7 @@ def _refuse_infinite(values: Tensor, what: str, where: str) -> None:
         )
 
 
-def optimal_value(rewards: Float[Tensor, "... N"] | Sequence[float | None], *, beta1: float) -> Float[Tensor, "..."]:
+def optimal_value(rewards: Real[Tensor, "... N"] | Sequence[float | None], *, beta1: float) -> Float[Tensor, "..."]:
     r"""V*, the value of the best policy that stays near the reference, from N samples of the reference.
 
     .. math:: V^*(x) = \beta_1 \log \frac1N \sum_{i=1}^N e^{r_i / \beta_1}

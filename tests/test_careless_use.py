@@ -259,7 +259,7 @@ def test_nothing_is_said_where_nothing_is_wrong(caplog):
     assert not caplog.text
 
 
-def test_an_evaluation_with_a_wrong_setting_ends_after_its_first_batch(frozen_policy):
+def test_an_evaluation_with_a_wrong_setting_ends_after_its_first_batch_at_the_latest(frozen_policy):
     """Not after an hour of sampling: weights, limits and arguments of the functions are looked at early."""
     drawn = []
 
@@ -275,7 +275,7 @@ def test_an_evaluation_with_a_wrong_setting_ends_after_its_first_batch(frozen_po
         drawn.clear()
         with pytest.raises(ValueError, match="score: "):
             rl.evaluate(engine, rows, lambda completions: [1.0] * len(completions), **options, **wrong)
-        assert len(drawn) == 1
+        assert len(drawn) <= 1
     with pytest.raises(RuntimeError, match="missing a required argument: 'answer'"):
         rl.evaluate(engine, rows, lambda completions, answer: answer, **options)
 

@@ -972,7 +972,7 @@ BAD_STEPS = {
     "infinite advantage": (
         FloatingPointError,
         {"advantages": torch.full((8,), math.inf)},
-        r"loss_step: an advantage is infinite; look at the rewards and at the KL",
+        r"loss_step: an advantage is infinite; check the rewards and the KL",
     ),
     "loss is no function": (
         TypeError,

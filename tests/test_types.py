@@ -381,10 +381,6 @@ OTHERS = {
     "new": ({"new_logps": torch.zeros(6, 3)}, r"new_logps must have .* shape \(4, 3\), got \(6, 3\)"),
     "update of more rows": ({"update": update_of(torch.ones(6, 3).bool())}, r"the update, .*\(6, 3\), is of another"),
     "update of another width": ({"update": update_of(torch.ones(2, 4).bool())}, r"the update, .*\(2, 4\), is of"),
-    "update of shorter completions": (
-        {"update": update_of(torch.tensor([[1, 1, 0], [1, 0, 0], [1, 0, 0], [1, 1, 1]]).bool())},
-        r"the update, .*\(4, 3\), is of another",
-    ),
     "update of a part of another": (
         {"update": update_of(torch.ones(3, 3).bool())},
         r"the update, .*\(3, 3\), is of another",

@@ -12,7 +12,7 @@ import numbers
 import sys
 import unicodedata
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -84,7 +84,7 @@ def as_plotly(text: str, limit: int = 40) -> str:
     return html.escape(short, quote=False).replace("{", "&#123;").replace("$", "&#36;")
 
 
-def fits(text: str, stream: TextIO | None = None) -> str:
+def fits(text: str, stream: Any = None) -> str:
     r"""The text with `\x..` for the characters that a stream's encoding lacks.
 
     Args:

@@ -85,7 +85,7 @@ class Curve:
 
 
 def _reduce(rows: np.ndarray) -> np.ndarray:
-    """Reduce (N,W,3) points (place, step, value) to (N,8): lowest point, highest point, number of gaps, first gap's step."""
+    """Reduce (N,W,3) points (place, step, value) to (N,8): lowest, highest, number of gaps, first gap's step."""
     finite = np.isfinite(rows[..., 2])
     every = np.arange(len(rows))
     low = rows[every, np.where(finite, rows[..., 2], np.inf).argmin(1)]

@@ -80,7 +80,7 @@ def test_no_text_is_slow(text):
         return time.thread_time() - start
 
     small = max(min(seconds(text[: len(text) // 20]) for _ in range(3)), 1e-3)
-    assert seconds(text) < 200 * small
+    assert min(seconds(text) for _ in range(2)) < 200 * small
 
 
 @pytest.mark.parametrize(

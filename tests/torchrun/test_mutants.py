@@ -28,7 +28,7 @@ class Mutant:
 
 MUTANTS = [
     Mutant("per-rank mean", "collectives.sums(local).items()", "local.items()", ("uneven",), always=True),
-    Mutant("no broadcast under FSDP2", "    broadcast_weights(policy.model)\n    mesh =", "    mesh =",
+    Mutant("no broadcast under FSDP2", "    broadcast_weights(policy.model)  # FSDP2 does not\n", "",
            ("unequal_start_alone",), strategy="fsdp2", always=True),
     Mutant("bypass", "self.scorer if torch.is_grad_enabled() else", "", ("uneven",)),
     Mutant("shares overlap", "start + each + (r < rest))", "start + each + 1)", ("adamw",)),
@@ -44,8 +44,8 @@ MUTANTS = [
     Mutant("dummy pass with a weight", "policy.score_tokens(row).logp.sum() * 0.0",
            "policy.score_tokens(row).logp.sum() * 0.1", ("accumulation",)),
     Mutant("each rank its own number of passes",
-           'collectives.maxima({"passes": float(math.ceil(len(rollout) / size))})["passes"]',
-           "math.ceil(len(rollout) / size)", ("accumulation",), strategy="fsdp2"),
+           'collectives.maxima({"passes": float(math.ceil(rows / size))})["passes"]',
+           "math.ceil(rows / size)", ("accumulation",), strategy="fsdp2"),
     Mutant("normalised per rank",
            'collectives.gather_rows({"known": advantage[scorable & (count > 1)]})["known"].to(advantage)',
            "advantage[scorable & (count > 1)]", ("adamw",)),
