@@ -1,16 +1,14 @@
 """vLLM's `LLM` inside the trainer's process: one at a time, stepped here, closed without damage to the trainer.
 
-Uses vLLM's public calls, except to restore the layers that a failed reload leaves without data (two functions of its
-reload module). Not run: anything on a GPU, so neither sleep with real memory nor CUDA graphs.
+Uses vLLM's public calls, except to restore the layers that a failed reload leaves without data.
 """
 
 import contextlib
 import gc
-import importlib
 import logging
 import sys
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -36,14 +34,7 @@ _live: "weakref.ref[InProcessLLM] | None" = None  # vLLM's parallel state is glo
 
 
 class InProcessLLM:
-    """One `vllm.LLM` in this process. Making another closes this one.
-
-    Args:
-        settings: keywords of `vllm.LLM`.
-        device: where the trainer computes, and vLLM will.
-        name: for messages.
-        on_close: called once with the reason when it is closed.
-    """
+    """One `vllm.LLM` in this process; making another closes this one and calls `on_close` with the reason."""
 
     def __init__(
         self, settings: dict[str, Any], *, device: torch.device, name: str, on_close: Callable[[str], None]
@@ -70,11 +61,14 @@ class InProcessLLM:
             # This process and its GPU, in torchrun's variables.
             variables |= {"RANK": "0", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
             force |= {"LOCAL_RANK": str(device.index)} if device.index is not None else {}
-        with environment(variables, force=force), self._as_a_guest():
+        with environment(variables, force=force), self._state_kept():
             try:
                 self._llm = _load_vllm(name)(**settings)
             except BaseException:  # too little memory, Ctrl-C: the next engine needs a clean state
-                _forget_parallel_state()
+                if "vllm.distributed.parallel_state" in sys.modules:
+                    from vllm.distributed import cleanup_dist_env_and_memory
+
+                    cleanup_dist_env_and_memory()
                 raise
         _live = weakref.ref(self)
 
@@ -118,30 +112,17 @@ class InProcessLLM:
 
     def reload(self, stream: Iterable[tuple[str, Tensor]]) -> None:
         """Load weights layer by layer, in the kernels' layout. After an `EngineError` some layers have old weights."""
-        from vllm.exceptions import VLLMError
-
-        loaded = False
         try:
             with random_states_kept():
                 self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(stream)})
-            loaded = True
-        except (
-            VLLMError,
-            LookupError,
-            ValueError,
-            RuntimeError,
-            AssertionError,
-            TypeError,
-            AttributeError,
-            OSError,
-        ) as error:
+        except BaseException as error:  # an interrupt too: layers may be without data
+            self._llm.apply_model(restore_layers)
+            if not isinstance(error, Exception):
+                raise
             raise EngineError(
                 f"{self._name}: vLLM could not load the weights ({type(error).__name__}: {error}). It refuses to "
                 "generate until a whole transfer succeeds."
             ) from error
-        finally:
-            if not loaded:  # layers may be without data
-                self._llm.apply_model(restore_layers)
 
     def add_adapter(self, request: Any) -> None:
         """Load a LoRA adapter, a `LoRARequest`."""
@@ -155,15 +136,15 @@ class InProcessLLM:
             raise EngineError(f"{self._name}: vLLM did not take the adapter in {request.lora_path}.")
 
     def sleep(self, level: int) -> None:
-        """Release memory."""
+        """See `lifecycle.Calls`."""
         self._llm.sleep(level)
 
     def wake(self, part: Part) -> None:
-        """Allocate the memory of one part."""
+        """See `lifecycle.Calls`."""
         self._llm.wake_up(tags=[part])
 
     def reset_cache(self) -> bool:
-        """Reset the prefix cache; False while requests use it."""
+        """See `lifecycle.Calls`."""
         if not self._llm.reset_prefix_cache():
             return False
         if self.unclean:
@@ -172,7 +153,7 @@ class InProcessLLM:
         return True
 
     def set_version(self, version: int) -> None:
-        """Set the version that vLLM returns with every completion."""
+        """See `lifecycle.Calls`."""
         self._llm.update_weight_version(str(version))
 
     def close(self, why: str) -> None:
@@ -181,9 +162,14 @@ class InProcessLLM:
         if self._llm is None:
             return
         llm, self._llm = self._llm, None
-        with self._as_a_guest():
+        with self._state_kept():
             if llm.llm_engine.is_sleeping():
-                _wake_before_closing(llm, self._name)
+                # By csrc/cumem_allocator.cpp (not run: no GPU), freeing memory that sleeps leaves a CUDA error behind.
+                try:
+                    llm.wake_up()
+                except RuntimeError as error:
+                    said = "%s: could not wake before closing (%s); a new engine may need a new process."
+                    logger.warning(said, self._name, error)
             llm.llm_engine.engine_core.shutdown()
             del llm
             gc.collect()
@@ -191,12 +177,10 @@ class InProcessLLM:
             _live = None
         self._on_close(why)
 
-    def _as_a_guest(self) -> contextlib.ExitStack:
-        stack = contextlib.ExitStack()
-        stack.enter_context(random_states_kept())
-        stack.enter_context(settings_kept())
-        stack.enter_context(default_group_kept(not self._owns_group))
-        return stack
+    @contextlib.contextmanager
+    def _state_kept(self) -> Iterator[None]:
+        with random_states_kept(), settings_kept(), default_group_kept(not self._owns_group):
+            yield
 
 
 def _load_vllm(name: str) -> Any:
@@ -213,31 +197,7 @@ def _load_vllm(name: str) -> Any:
             f"{name}: vLLM does not load here ({type(error).__name__}: {error}). If it speaks of torchvision, "
             "torchaudio or torchcodec, they are for another torch: pip uninstall torchvision torchaudio torchcodec."
         ) from error
-    if not hasattr(LLM, "update_weight_version"):
-        release = importlib.import_module("vllm").__version__
-        raise ImportError(f"{name}: vLLM {release} is too old; rlkit was tested with 0.32: pip install 'vllm>=0.32'.")
     return LLM
-
-
-def _forget_parallel_state() -> None:
-    """Destroy the parallel state of an engine that failed while it started."""
-    if "vllm.distributed.parallel_state" in sys.modules:
-        from vllm.distributed import destroy_distributed_environment, destroy_model_parallel
-
-        destroy_model_parallel()
-        destroy_distributed_environment()
-        gc.collect()
-
-
-def _wake_before_closing(llm: Any, name: str) -> None:
-    """Wake first: freeing memory that sleeps leaves a CUDA error in vLLM's allocator, and the next engine fails.
-
-    (Read in csrc/cumem_allocator.cpp, where `my_free` unmaps what sleep has unmapped; not run, no GPU.)
-    """
-    try:
-        llm.wake_up()
-    except RuntimeError as error:
-        logger.warning("%s: could not wake before closing (%s); a new engine may need a new process.", name, error)
 
 
 def clear_blocks(worker: Any) -> None:

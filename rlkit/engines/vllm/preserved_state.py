@@ -23,26 +23,20 @@ import torch.distributed as dist
 def random_states_kept() -> Iterator[None]:
     """Restore the random states of Python, numpy and torch (all devices)."""
     own, array = random.getstate(), np.random.get_state()  # noqa: NPY002 - the global one is what vLLM seeds
-    host = torch.get_rng_state()
-    devices = torch.cuda.get_rng_state_all() if torch.cuda.is_available() and torch.cuda.is_initialized() else []
     try:
-        yield
+        with torch.random.fork_rng(range(torch.cuda.device_count() if torch.cuda.is_initialized() else 0)):
+            yield
     finally:
         random.setstate(own)
         np.random.set_state(array)  # noqa: NPY002
-        torch.set_rng_state(host)
-        if devices:
-            torch.cuda.set_rng_state_all(devices)
 
 
 @contextlib.contextmanager
 def settings_kept() -> Iterator[None]:
-    """Restore torch's number of threads, the function that sets it, the float32 matmul precision and the current GPU.
-
-    vLLM's GPU worker sets the last two (read in its source, not run).
-    """
+    """Restore torch's number of threads, the function that sets it, its float32 matmul precision and current GPU."""
     count, function, precision = torch.get_num_threads(), torch.set_num_threads, torch.get_float32_matmul_precision()
-    device = torch.cuda.current_device() if torch.cuda.is_available() and torch.cuda.is_initialized() else None
+    # vLLM's GPU worker sets the last two (read in its source, not run).
+    device = torch.cuda.current_device() if torch.cuda.is_initialized() else None
     try:
         yield
     finally:
@@ -62,10 +56,7 @@ def default_group_kept(keep: bool) -> Iterator[None]:
         if group is not None and group is not dist.GroupMember.WORLD:
             original(group)
 
-    if not keep:
-        yield
-        return
-    dist.destroy_process_group = spare
+    dist.destroy_process_group = spare if keep else original
     try:
         yield
     finally:
@@ -73,19 +64,17 @@ def default_group_kept(keep: bool) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def environment(values: Mapping[str, str], *, force: Mapping[str, str] | None = None) -> Iterator[None]:
+def environment(values: Mapping[str, str], *, force: Mapping[str, str]) -> Iterator[None]:
     """Temporarily set environment variables: `values` where they are unset, `force` always."""
-    wanted = {name: value for name, value in values.items() if name not in os.environ} | dict(force or {})
-    before = {name: os.environ.get(name) for name in wanted}
+    wanted = {name: value for name, value in values.items() if name not in os.environ} | dict(force)
+    before = {name: os.environ[name] for name in wanted if name in os.environ}
     os.environ.update(wanted)
     try:
         yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+        for name in wanted:
+            os.environ.pop(name, None)
+        os.environ.update(before)
 
 
 class DeferredInterrupt:

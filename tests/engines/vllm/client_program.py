@@ -1,8 +1,8 @@
 """A client in a process of its own, for the tests that kill it, and for two ranks under torchrun.
 
-python server_client.py forever URL FOLDER        trains until it is killed; prints a line for each step
-torchrun ... server_client.py ranks URL FOLDER OUT  two steps with the prompts shared; writes what each rank drew
-python server_client.py serve FOLDER              starts a server and waits
+python client_program.py forever URL FOLDER        trains until it is killed; prints a line for each step
+torchrun ... client_program.py ranks URL FOLDER OUT  two steps with the prompts shared; writes what each rank drew
+python client_program.py serve FOLDER              starts a server and waits
 """
 
 import json

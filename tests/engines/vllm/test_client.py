@@ -52,7 +52,7 @@ pytestmark = pytest.mark.vllm
 
 SMOLLM2_GAP = 5e-4  # nats, float32, 30 layers
 GAP = 1e-4  # nats, float32: the bound on the difference between engine and trainer
-CLIENT = str(Path(__file__).with_name("server_client.py"))
+CLIENT = str(Path(__file__).with_name("client_program.py"))
 LORA_RANK = 8
 
 
