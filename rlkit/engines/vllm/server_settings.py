@@ -117,8 +117,8 @@ def offered_rank(rank: int) -> int:
 
 def serve_environment(settings: ServerSettings, environment: Mapping[str, str]) -> dict[str, str]:
     """Environment of vLLM's process: required variables, then the user's, then defaults for a CPU."""
-    package = str(Path(__file__).parents[2])
-    path = os.pathsep.join([package, *filter(None, [environment.get("PYTHONPATH")])])
+    above_rlkit = str(Path(__file__).parents[3])  # not rlkit/ itself, whose types.py would hide Python's
+    path = os.pathsep.join([above_rlkit, *filter(None, [environment.get("PYTHONPATH")])])
     must = {
         "VLLM_SERVER_DEV_MODE": "1",
         "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True",

@@ -85,6 +85,7 @@ def test_the_command_has_what_training_needs(monkeypatch, cpu):
         settings,
         {"RANK": "3", "TORCHELASTIC_X": "1", "VLLM_USE_RUST_FRONTEND": "1", "OMP_NUM_THREADS": "7", "HOME": "/h"},
     )
+    assert environment["PYTHONPATH"] == str(Path(rl.__file__).parents[1])
     assert environment["VLLM_USE_RUST_FRONTEND"] == "0"  # it would serve without the middleware
     assert environment["VLLM_API_KEY"] == "secret" and environment["VLLM_SERVER_DEV_MODE"] == "1"
     assert environment["OMP_NUM_THREADS"] == "7" and not {"RANK", "TORCHELASTIC_X"} & set(environment)
