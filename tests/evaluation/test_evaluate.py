@@ -161,7 +161,7 @@ def test_greedy_needs_no_luck(shared):
 
 
 def test_evaluation_prompts_need_no_value():
-    """B36: V* of other prompts is in the table; rewards of new ones are measured all the same."""
+    """V* of other prompts is in the table; rewards of new ones are measured all the same."""
     policy = tiny_policy()
     rl.estimate_vstar(policy, ROWS[:3], liked, max_completion_length=3, progress=False)
     assert math.isfinite(rl.evaluate(policy, ROWS[5:], liked, max_completion_length=3).reward)

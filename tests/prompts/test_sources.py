@@ -72,7 +72,7 @@ FORMS = [as_list, as_dataset, as_frame, as_json, as_jsonl, as_parquet, as_csv, a
 
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__)
 def test_every_form_gives_the_same_rows_with_the_same_ids(form, shared, tmp_path, monkeypatch):
-    """B35: a row is known by its content, whatever it came in."""
+    """A row is known by its content, whatever it came in."""
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
     folder = tmp_path / "data"
     folder.mkdir()
@@ -277,7 +277,7 @@ kinds = pytest.mark.parametrize("kind", ["function", "IterableDataset"])
 
 @kinds
 def test_a_stream_is_served_epoch_after_epoch(kind, shared):
-    """B30: each row once an epoch, a smaller last batch, group ids that go on."""
+    """Each row once an epoch, a smaller last batch, group ids that go on."""
     loader = rl.PromptLoader(stream_of(kind), shared, batch_size=4, shuffle=False)
     batches = [loader.next_batch() for _ in range(6)]
     assert [len(batch) for batch in batches] == [4, 4, 2] * 2
@@ -319,7 +319,7 @@ def streamed_file(tmp_path_factory):
 @pytest.mark.parametrize("kind", ["function", "shuffled", "skipping", "file"])
 @pytest.mark.parametrize("done", [0, 1, 2, 3, 5])
 def test_a_stream_goes_on_from_a_saved_position(kind, done, shared, streamed_file):
-    """B30: by skipping what was read, through JSON."""
+    """By skipping what was read, through JSON."""
 
     def fresh():
         options = {"max_prompt_length": 4, "on_long": "skip"} if kind == "skipping" else {}
@@ -373,7 +373,6 @@ def test_streams_say_what_they_cannot_do(shared):
 
 
 def test_a_stream_without_a_batch_ends_with_an_error_and_not_never(shared):
-    """B41's kind: no endless search."""
     long = [{"prompt": "1" * 9}] * 3
     loader = rl.PromptLoader(
         lambda: iter(long), shared, batch_size=2, shuffle=False, max_prompt_length=8, on_long="skip"
@@ -386,7 +385,6 @@ def test_a_stream_without_a_batch_ends_with_an_error_and_not_never(shared):
 
 
 def test_long_prompts_of_a_stream_are_named_by_their_row(shared):
-    """B55."""
     loader = rl.PromptLoader(
         lambda: iter([*ROWS, {"prompt": "1" * 9}]), shared, batch_size=4, shuffle=False, max_prompt_length=8
     )

@@ -75,7 +75,7 @@ def test_the_run_itself_reads_the_same(run):
 
 
 def test_metrics_that_come_and_go_are_gaps(run):
-    """B70, B02: a metric that comes at step 50, one that stops, values that are null; nothing raises."""
+    """A metric that comes at step 50, one that stops, values that are null; nothing raises."""
     run.log(0, a=1, b=float("nan"))
     reader = rl.Run.open(run.path)
     assert reader.names == ["a", "b"]
@@ -365,7 +365,7 @@ def refresh_seconds(reader, file, first):
 
 @pytest.mark.slow
 def test_a_long_run_opens_in_proportion_and_refreshes_at_a_flat_cost(tmp_path):
-    """B60: 100,000 steps against 1,000, in one process, as ratios."""
+    """100,000 steps against 1,000, in one process, as ratios."""
     seconds, refreshes = {}, {}
     for steps in (SHORT, LONG):
         folder = tmp_path / str(steps)
