@@ -42,6 +42,17 @@ def test_every_path_and_name_in_backticks_exists():
     assert not lost
 
 
+def test_every_decision_is_a_dated_record_under_a_subject():
+    page = (ROOT / "docs" / "decisions.md").read_text(encoding="utf-8")
+    index, *sections = re.split(r"^## ", page, flags=re.MULTILINE)
+    assert [section.splitlines()[0] for section in sections] == re.findall(r"\[([^]]+)\]\(#", index)
+    for section in sections:
+        subject, *records = re.split(r"^### ", section, flags=re.MULTILINE)
+        assert len(subject.split("\n\n")) == 2 and records, f"text outside a record under {subject!r}"
+        for record in records:
+            assert re.match(r"[^\n]+\n\n20\d\d-\d\d-\d\d\. \S", record) and "\n**" not in record, record
+
+
 def missing_paths(text):
     """Paths below one of the repository's folders that do not exist, and pages that are neither there nor in docs/."""
     paths = re.findall(rf"(?<![\w/.~-])((?:{'|'.join(FOLDERS)})/[\w./-]*)", text)
