@@ -1,5 +1,6 @@
 """The documents say what the code does."""
 
+import ast
 import pkgutil
 import re
 
@@ -51,6 +52,37 @@ def test_every_decision_is_a_dated_record_under_a_subject():
         assert len(subject.split("\n\n")) == 2 and records, f"text outside a record under {subject!r}"
         for record in records:
             assert re.match(r"[^\n]+\n\n20\d\d-\d\d-\d\d\. \S", record) and "\n**" not in record, record
+
+
+def code_blocks(page):
+    """The Python blocks of a page, in its order."""
+    return re.findall(r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+
+
+def test_every_code_block_is_python_and_its_names_exist():
+    blocks = [(page.name, block) for page in PAGES for block in code_blocks(page)]
+    assert len(blocks) >= 20
+    lost = []
+    for name, block in blocks:
+        for node in ast.walk(ast.parse(block, filename=name)):
+            if isinstance(node, ast.Attribute) and ast.unparse(node).startswith("rl."):
+                used = re.match(r"rl((?:\.\w+)+)", ast.unparse(node)).group(1)
+                lost += [(name, f"rl{used}")] if not resolves(f"rlkit{used}") else []
+    assert not lost
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", ["README.md", "docs/rloo.md", "docs/a2po.md"])
+def test_the_loop_of_a_page_runs(page, tmp_path, monkeypatch):
+    """After the set-up of README.md, with two steps and rewards as they come."""
+    monkeypatch.chdir(tmp_path)
+    first = code_blocks(ROOT / "README.md")[0].replace("max_steps=120", "max_steps=2")
+    names = {"max_steps": 2}
+    set_up, found, loop = first.partition("for step, batch in")
+    assert found and "max_steps=2" in loop
+    exec(set_up, names)
+    exec(found + loop if page == "README.md" else code_blocks(ROOT / page)[0], names)
+    assert names["run"].stopped == "done" and len(names["run"].metrics) == 2
 
 
 def missing_paths(text):
