@@ -6,7 +6,16 @@ from collections import Counter
 
 import pytest
 import torch
-from builders import BOS, CHAT_TEMPLATE, CONTEXT, EOS, VOCABULARY, assert_identical, character_tokenizer, tiny_policy
+from builders import (
+    BOS,
+    CHAT_TEMPLATE,
+    CONTEXT,
+    EOS,
+    assert_identical,
+    character_tokenizer,
+    ids_of,
+    tiny_policy,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -14,10 +23,6 @@ import rlkit as rl
 from rlkit.prompts import content_id, tokenize_prompt
 
 ROWS = [{"prompt": f"{row}+1=", "answer": row + 1} for row in range(10)]
-
-
-def ids_of(text):
-    return [VOCABULARY[character] for character in text]
 
 
 def texts(batch):

@@ -493,15 +493,16 @@ def test_masked_slots_of_every_input_may_hold_anything(garbage):
         assert_identical(dict(dirty.metrics), dict(clean.metrics))
 
 
+class Entropy:
+    needs_entropy_grad = True
+
+    def __call__(self, x):
+        return -x.entropy
+
+
 def test_a_user_loss_may_have_an_entropy_bonus_with_gradient(policy):
     """Gradient of the brute-force entropy; without the flag the entropy is a constant and that is said."""
     rollout = make_rollout(LENGTHS)
-
-    class Entropy:
-        needs_entropy_grad = True
-
-        def __call__(self, x):
-            return -x.entropy
 
     update, got = step(policy, rollout, ADVANTAGES, loss=Entropy())
     _, entropy = plain_logps(policy.model, rollout)
@@ -520,12 +521,6 @@ def test_an_entropy_bonus_works_with_a_masked_vocabulary():
     rollout = make_rollout(LENGTHS)
     with torch.no_grad():
         policy.model.lm_head.bias[0] = -math.inf
-
-    class Entropy:
-        needs_entropy_grad = True
-
-        def __call__(self, x):
-            return -x.entropy
 
     update, gradients = step(policy, rollout, ADVANTAGES, loss=Entropy())
     assert update.skipped is None

@@ -3,7 +3,7 @@
 import logging
 
 import pytest
-from builders import BOS, CHAT_TEMPLATE, CONTEXT, EOS, VOCABULARY, character_tokenizer, tiny_policy
+from builders import BOS, CHAT_TEMPLATE, CONTEXT, EOS, VOCABULARY, character_tokenizer, ids_of, tiny_policy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -17,10 +17,6 @@ STRICT = (
     "a:{{ m['content'] }}{{ eos_token }}{% endif %}{% endfor %}{% if add_generation_prompt %}a:"
     "{% if think is defined and think %}+{% endif %}{% endif %}"
 )
-
-
-def ids_of(text):
-    return [VOCABULARY[character] for character in text]
 
 
 def user(text, **more):

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from builders import CHARACTERS, CHAT_TEMPLATE, EOS, PAD, VOCABULARY, character_tokenizer, llama, make_rollout
+from builders import CHARACTERS, CHAT_TEMPLATE, EOS, PAD, VOCABULARY, character_tokenizer, ids_of, llama, make_rollout
 from tolerances import FLOAT32
 from transformers import (
     BertConfig,
@@ -50,10 +50,6 @@ def by_hand(model, ids):
     backbone = model.model if hasattr(model, "model") else model.transformer
     hidden = backbone.eval()(input_ids=torch.tensor([ids])).last_hidden_state[0, -1]
     return float(model.score.weight[0] @ hidden)
-
-
-def ids_of(text):
-    return [VOCABULARY[c] for c in text]
 
 
 @pytest.fixture
