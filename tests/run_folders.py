@@ -140,7 +140,7 @@ def write_metrics(folder: Path, step: int, table: list[dict[str, Any]], **more: 
 
 
 def write_run(folder: Path, *, steps: int = 5, beta: float = 0.02, status: str = "running", **options: Any) -> Path:
-    """A run of so many steps, all of them kept."""
+    """A run of `steps` steps, all of them kept."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps({"parameters": {"beta": beta, "seed": 0}}), encoding="utf-8")
     (folder / "metrics.jsonl").touch()

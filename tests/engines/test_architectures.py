@@ -104,7 +104,7 @@ def assert_endings(policy, rollout):
 
 
 def greedy_alone(model, prompt, length, eos_ids):
-    """The likeliest tokens, one row, everything computed anew for each token."""
+    """The likeliest tokens, one row, everything recomputed for each token."""
     done = []
     while len(done) < length and not (done and done[-1] in eos_ids):
         done.append(int(own_logits(model, prompt, [*done, 0])[-1].argmax()))

@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 CUTS = 200
 REPEATS = 15
 LONG, SHORT = 100_000, 1_000
-MUCH_LONGER = 10.0  # of refreshes; parsing the whole file anew would be a factor of LONG / SHORT = 100
+MUCH_LONGER = 10.0  # of refreshes; parsing the whole file again would be a factor of LONG / SHORT = 100
 
 
 @pytest.fixture
@@ -201,7 +201,7 @@ def test_a_state_that_was_read_in_the_middle_of_a_write_is_read_again(run):
 
 
 @pytest.mark.parametrize("longer", [False, True])
-def test_a_resumed_run_that_cut_its_lines_is_read_anew(run, longer):
+def test_a_resumed_run_that_cut_its_lines_is_read_again(run, longer):
     """The file is replaced by one that is shorter, or has grown beyond the old size by the time one looks."""
     for step in range(6):
         run.log(step, a=step)

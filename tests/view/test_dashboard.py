@@ -54,7 +54,7 @@ def test_a_second_dashboard_replaces_the_first(tmp_path):
     assert first.panel is None and not first.refresh() and second.panel is not None
 
 
-def test_a_cell_that_makes_its_run_anew_replaces_its_view(tmp_path):
+def test_a_cell_that_makes_its_run_again_replaces_its_view(tmp_path):
     """The second run gets another folder, and still there is one view."""
     for number in range(3):
         run = rl.Run(tmp_path / "r")
