@@ -5,7 +5,7 @@ LLM Reasoning with Optimal Advantage Regression" (arXiv 2505.20686) for A*-PO; T
 
 Two rules hold throughout. *No reward* is NaN: such a row is out of every baseline and every mean. *Groups are labels*,
 never positions: rows may come in any order, groups may have any size. Left out: division by a group's standard
-deviation, which explodes when one sample of a binary group differs (docs/decisions.md).
+deviation, which explodes when one sample of a binary group differs.
 """
 
 import math

@@ -2,12 +2,12 @@
 enough of them.
 
 A group whose completions all have the same reward has advantage 0 everywhere (with G completions and success rate p
-that happens with probability p^G + (1-p)^G; known_faults B44). DAPO (Yu et al. 2025, arXiv 2503.14476, section 3.2)
+that happens with probability p^G + (1-p)^G). DAPO (Yu et al. 2025, arXiv 2503.14476, section 3.2)
 leaves such groups out and samples further prompts. Here the two halves are two functions, and neither ever throws away
-what was accepted (B41) or draws without end.
+what was accepted or draws without end.
 
 Several processes: each filters its own groups, so their numbers differ, and may be 0. All draw equally often, and
-`loss_step` takes shares of any size (B42). Which groups are kept does not depend on the number of processes.
+`loss_step` takes shares of any size. Which groups are kept does not depend on the number of processes.
 """
 
 import itertools
@@ -115,7 +115,7 @@ def accumulate(
 
     Returns:
         An `Accumulated`. `exhausted` says that there are fewer groups than wanted; what was accepted is there all the
-        same (B41).
+        same.
 
     Raises:
         ValueError: groups or max_batches below 1, or `draw` returns the scores of another rollout.

@@ -2,7 +2,7 @@
 """Every metric once: its name, what it says in a sentence, its unit, and the range in which a run is healthy.
 
 Names are TRL's wherever the quantity is TRL's. The functions below measure records; `Update.metrics` comes from
-`loss_step`. Averages skip NaN, and the average of nothing is None in a log (known_faults B02).
+`loss_step`. Averages skip NaN, and the average of nothing is None in a log.
 """
 
 import fnmatch

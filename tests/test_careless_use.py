@@ -209,7 +209,7 @@ def test_series_and_dicts_say_what_to_pass():
 
 
 def test_a_saved_notebook_shows_a_picture_of_the_curves(tmp_path):
-    """B66: plotly's own form needs its library; the figure carries an SVG of the same curves."""
+    """Plotly's own form needs its library; the figure carries an SVG of the same curves."""
     run = rl.Run(tmp_path / "r")
     for step, value in enumerate([0.25, None, 0.75]):
         run.log(step, reward=float("nan") if value is None else value)

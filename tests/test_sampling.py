@@ -35,7 +35,7 @@ class EchoEngine(PolicyModelEngine):
 
 
 def test_completions_stay_with_their_prompts(policy):
-    """known_faults B46: rows, ids, texts, columns, lengths and log-probabilities of one prompt stay together."""
+    """Rows, ids, texts, columns, lengths and log-probabilities of one prompt stay together."""
     rows = [{"prompt": f"{n}*2=", "n": n} for n in range(7)]
     batch = make_batch(policy, rows, first_group_id=30)
     engine = EchoEngine(policy)
@@ -172,7 +172,7 @@ def test_one_string_is_not_a_list_of_prompts(policy):
 
 
 def test_prompts_that_do_not_fit_name_themselves(policy):
-    """known_faults B55; the context is 64 tokens."""
+    """The context is 64 tokens."""
     engine = policy.engine = EchoEngine(policy)
     prompts = ["1" * 5, "2" * 60, "3" * 59, "4" * 62]
     with pytest.raises(ValueError, match=r"prompt\(s\) \[1, 3\].* up to 62 prompt tokens .* 64 tokens.*<= 2"):

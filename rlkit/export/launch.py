@@ -1,7 +1,7 @@
 """`launch`: several processes from inside a notebook, as a torchrun in a subprocess.
 
-Never a fork of the kernel: the kernel may have touched a GPU, and forked children of such a process die (known_faults
-B79). The child gets a clean environment: nothing of another launcher's, no notebook back end for plots.
+Never a fork of the kernel: the kernel may have touched a GPU, and forked children of such a process
+die. The child gets a clean environment: nothing of another launcher's, no notebook back end for plots.
 """
 
 import os

@@ -3,8 +3,8 @@
     any dataset -> `as_rows` -> rows -> `PromptTokenizer` -> token ids -> `PromptLoader` -> `PromptBatch`
 
 A prompt is plain text or a list of chat messages. It is tokenised here and nowhere else, with exactly one
-beginning-of-sequence token (known_faults B53); engines get token ids. Row ids are hashes of the row's content, so that
-a row keeps its id through filters, shuffles and restarts (known_faults B35, B46).
+beginning-of-sequence token; engines get token ids. Row ids are hashes of the row's content, so that
+a row keeps its id through filters, shuffles and restarts.
 """
 
 from rlkit.prompts.batch import make_batch

@@ -1,4 +1,4 @@
-"""What a row is known by: a hash of its content, the same in every process, dataset and run (known_faults B35, B46)."""
+"""What a row is known by: a hash of its content, the same in every process, dataset and run."""
 
 import datetime
 import decimal

@@ -1,4 +1,4 @@
-"""Prompts that are too long: an error that names them, left out, or cut on the left (known_faults B55).
+"""Prompts that are too long: an error that names them, left out, or cut on the left.
 
 What is cut is the beginning of the text, never what the model continues: the generation prompt of a conversation (or
 the answer that it is to continue), and the beginning-of-sequence token stays in front. A cut prompt keeps its row, its

@@ -2,7 +2,7 @@
 
 A conversation goes through the tokenizer's chat template and becomes text; a text gets the tokenizer's own special
 tokens unless it begins with them already. So each prompt has exactly one beginning-of-sequence token if its tokenizer
-uses one (known_faults B53), and no end token at its end. Several in front become one. One that is spelled out in a
+uses one, and no end token at its end. Several in front become one. One that is spelled out in a
 message or further on in a text would be a second beginning, and is refused; but a text that begins with it is written
 in the model's own format, which may repeat it (Llama 2).
 

@@ -2,7 +2,7 @@
 
 The arguments are TRL's: prompts, completions, completion_ids, trainer_state, log_extra, log_metric and every dataset
 column, one value per completion. One is ours: `group_ids`, for functions that compare the completions of a prompt. Each
-function gets copies of its own, of the arguments that it accepts by name and of nothing else (known_faults B34, B98).
+function gets copies of its own, of the arguments that it accepts by name and of nothing else.
 """
 
 import contextlib

@@ -2,7 +2,7 @@
 
 A client such as an HTTP session belongs to the loop on which it was made, so the loop stays for the life of the
 process: the first step's session serves the last. It is not the caller's loop, so it works in a script, in a thread and
-inside Jupyter's running loop alike, without patching asyncio (known_faults B25). Left out: a choice of loop
+inside Jupyter's running loop alike, without patching asyncio. Left out: a choice of loop
 implementation.
 """
 

@@ -1,4 +1,4 @@
-"""What a reward function may return: one number or None per completion, and nothing else (known_faults B03).
+"""What a reward function may return: one number or None per completion, and nothing else.
 
 A wrong count is never broadcast, text is never parsed, an infinite reward never reaches a baseline.
 """

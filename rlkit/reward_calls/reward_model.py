@@ -3,7 +3,7 @@
 As in TRL: a conversation is written out by the reward model's own chat template, plain text is prompt + completion;
 both without further special tokens, padded on the right. Unlike TRL the texts are scored in batches, one that is too
 long for the model is an error instead of an index out of range or a guess, an untrained head is refused, and neither
-the user's tokenizer nor the model's config stays changed (known_faults B96).
+the user's tokenizer nor the model's config stays changed.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""A process that can be killed, for reward functions that may hang or eat memory (known_faults B89).
+"""A process that can be killed, for reward functions that may hang or eat memory.
 
 No thread can be stopped from outside, and a regular expression that backtracks holds Python's lock, so only the end of
 a process is a hard bound. A worker is a fresh interpreter (never a fork: threads and CUDA do not survive one; never

@@ -1,7 +1,7 @@
 """The format of reasoning: `<think>...</think>` and then an answer.
 
 As TRL's `think_format_reward`, with three differences: the opening tag may stand in the prompt (many chat templates put
-it there, and then no completion can have it: the reward would be 0 for ever, known_faults B94); reasoning and answer
+it there, and then no completion can have it: the reward would be 0 for ever); reasoning and answer
 must not be empty ("format only" is no answer); a second closing tag is no format.
 """
 

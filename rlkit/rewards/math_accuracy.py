@@ -1,8 +1,8 @@
 """`accuracy`: is the answer mathematically equal to the right one? math-verify decides, as in TRL's `accuracy_reward`.
 
-Hardened where that is soft: the same value in a main thread, a thread pool and an event loop (known_faults B88); no
-expression can hang a run (B89); the answer is looked for after the reasoning only; right answers that cannot be read
-are None, never 1 (B90), and counted before the run (`check_gold`).
+Hardened where that is soft: the same value in a main thread, a thread pool and an event loop; no
+expression can hang a run; the answer is looked for after the reasoning only; right answers that cannot be read
+are None, never 1, and counted before the run (`check_gold`).
 """
 
 import logging
@@ -118,7 +118,7 @@ def _shown(readings: list[str] | None) -> str:
 
 
 def check_gold(dataset: Any, *, column: str | None = None, timeout: float = 5.0) -> list[int]:
-    """The rows whose right answer `accuracy` cannot read: all their completions would be without a reward (B90).
+    """The rows whose right answer `accuracy` cannot read: all their completions would be without a reward.
 
     Call it before a run; a warning names how many and which.
 

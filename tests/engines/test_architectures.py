@@ -6,6 +6,7 @@ The oracle is always the model's own forward pass over one row, without padding,
 import logging
 import math
 
+import builders
 import peft
 import pytest
 import torch
@@ -75,15 +76,8 @@ def random_model(make_config, *, seed=0):
     return hf.AutoModelForCausalLM.from_config(make_config()).float()
 
 
-def draw_some(policy, prompts=PROMPTS, *, num_generations=6, max_completion_length=9, seed=1, **settings):
-    return rl.sample(
-        policy,
-        prompts,
-        num_generations=num_generations,
-        max_completion_length=max_completion_length,
-        seed=seed,
-        **settings,
-    )
+def draw_some(policy, prompts=PROMPTS, **settings):
+    return builders.draw(policy, prompts, **({"num_generations": 6, "max_completion_length": 9, "seed": 1} | settings))
 
 
 def assert_log_probabilities(policy, rollout):
@@ -110,7 +104,7 @@ def assert_endings(policy, rollout):
 
 
 def greedy_alone(model, prompt, length, eos_ids):
-    """The likeliest tokens, one row, everything computed anew for each token."""
+    """The likeliest tokens, one row, everything recomputed for each token."""
     done = []
     while len(done) < length and not (done and done[-1] in eos_ids):
         done.append(int(own_logits(model, prompt, [*done, 0])[-1].argmax()))

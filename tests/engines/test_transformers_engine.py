@@ -1,6 +1,7 @@
 import itertools
 import math
 
+import builders
 import pytest
 import torch
 from builders import (
@@ -67,15 +68,8 @@ def several_ends():
     return rl.load_policy(model, tokenizer=character_tokenizer(), device="cpu", eos_ids=[11])
 
 
-def draw_some(policy, prompts=PROMPTS, *, seed=5, num_generations=4, max_completion_length=9, **settings):
-    return rl.sample(
-        policy,
-        prompts,
-        num_generations=num_generations,
-        max_completion_length=max_completion_length,
-        seed=seed,
-        **settings,
-    )
+def draw_some(policy, prompts=PROMPTS, **settings):
+    return builders.draw(policy, prompts, **({"seed": 5, "num_generations": 4, "max_completion_length": 9} | settings))
 
 
 # Every token, every ending and every log-probability, against the definition

@@ -22,7 +22,7 @@ async def ones(completions):
 
 
 def test_all_of_them_are_on_their_way_at_once():
-    """B25: each ends only when all have begun, a plain function among them; in turn the first would wait for ever."""
+    """Each ends only when all have begun, a plain function among them; in turn the first would wait for ever."""
     begun = set()
 
     def waiting(name):
@@ -57,7 +57,7 @@ def test_results_stand_in_the_order_of_the_functions():
 
 
 def test_a_client_that_belongs_to_a_loop_serves_every_step():
-    """B25: what a step has made, a lock or a session, the next step can use: from here, a thread and a running loop."""
+    """What a step has made, a lock or a session, the next step can use: from here, a thread and a running loop."""
     seen = []
 
     async def reward(completions):
@@ -147,7 +147,7 @@ def test_an_interrupt_cancels_them_and_leaves_the_loop_usable(sigint_guard):
 
 
 def test_wrong_returns_of_async_functions_are_named():
-    """B03, B25: an async function that forgets to return, or returns one number."""
+    """An async function that forgets to return, or returns one number."""
 
     async def forgot(completions):
         await asyncio.sleep(0)
@@ -162,7 +162,7 @@ def test_wrong_returns_of_async_functions_are_named():
 
 
 def test_a_timeout_loses_the_completion_that_hangs_and_no_other():
-    """B89 for async: also where the function does not let itself be cancelled at once."""
+    """Also where the function does not let itself be cancelled at once."""
 
     async def judge(completions):
         async def ask(text):

@@ -74,7 +74,7 @@ def test_the_last_complete_box_of_the_last_answer_counts():
 
 
 def test_every_thread_gets_the_same():
-    """B88: main thread, pool, event loop, a thread of its own."""
+    """Main thread, pool, event loop, a thread of its own."""
     completions, solution = columns(CASES[:6])
     main = accuracy(completions, solution=solution)
     assert 1.0 in main and 0.0 in main
@@ -93,7 +93,7 @@ def test_every_thread_gets_the_same():
 
 
 def test_gold_comes_first():
-    """B91: verify(gold, answer) is not symmetric; math-verify itself says what the two orders give."""
+    """verify(gold, answer) is not symmetric; math-verify itself says what the two orders give."""
     from math_verify import parse, verify
 
     pairs = [("x=5", "5"), ("5", "x=5"), ("(1,2)", "1<x<2"), ("1<x<2", "(1,2)"), (r"\{1\}", "1")]
@@ -105,7 +105,7 @@ def test_gold_comes_first():
 
 
 def test_bad_right_answers_abstain_and_are_counted(caplog):
-    """B90: None, never 1; '6' is read; how many there are is said up front."""
+    """None, never 1; '6' is read; how many there are is said up front."""
     golds = ["", None, "6", "no latex", r"\frac{63}{400}", 6]
     assert accuracy([r"\boxed{6}"] * 6, answer=golds) == [None, None, 1, None, 0, 1]
     rows = [{"prompt": "?", "answer": gold} for gold in golds]
@@ -144,7 +144,7 @@ HANGS = [r"\boxed{9^{9^{9^{9}}}+1}", r"\boxed{(10^{10})! + 1}"]
 @pytest.mark.slow
 @pytest.mark.parametrize("on_timeout", [None, 0.0])
 def test_no_expression_hangs_a_run(on_timeout, caplog):
-    """B89: bounded, the chosen value for it, right values around it, no process left over."""
+    """Bounded, the chosen value for it, right values around it, no process left over."""
     hanging = Accuracy(timeout=4.0, on_timeout=on_timeout)
     accuracy([r"\boxed{1}"], answer=["1"])  # started
     (judge,) = psutil.Process(math_process.pid).children()
@@ -159,7 +159,7 @@ def test_no_expression_hangs_a_run(on_timeout, caplog):
 
 @pytest.mark.slow
 def test_a_call_of_many_that_hang_costs_a_few_timeouts_not_one_for_each(caplog):
-    """B89 for a whole step: a policy that has found such an expression writes it everywhere."""
+    """A policy that has found such an expression writes it everywhere."""
     hanging = Accuracy(timeout=0.8, on_timeout=0.0)
     accuracy([r"\boxed{1}"], answer=["1"])  # started
     hang, gold = HANGS[0], "$9^{9^{9^{9}}}+2$"

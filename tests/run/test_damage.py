@@ -115,7 +115,7 @@ def test_a_deleted_folder_ends_the_loop_with_a_word_and_nothing_else_is_lost(tra
         train(run, policy, optimizer, 5, delete)
     said = str(caught.value)
     assert str(run.path) in said and "deleted or moved" in said and "policy.save_pretrained" in said
-    assert run.stopped == "left" and not run.path.exists()  # not made anew, without a past
+    assert run.stopped == "left" and not run.path.exists()  # not created again without its history
     for work in (run.save, lambda: run.log(3, a=1.0), lambda: run.control("stop")):
         with pytest.raises(FileNotFoundError):
             work()

@@ -162,7 +162,6 @@ def test_a_sink_that_fails_warns_once_and_the_training_goes_on(tmp_path, monkeyp
 
 
 def test_only_the_main_process_reports(tmp_path, monkeypatch):
-    """B87."""
     monkeypatch.setattr(Broken, "opened", 0)
     monkeypatch.setitem(trackers.KINDS, "wandb", Broken)
     run = rl.Run(tmp_path / "run", report_to="wandb")

@@ -162,7 +162,7 @@ def until_looks(many):
 end = time.monotonic() + 600
 until_looks(2)  # the one that builds the charts, with what it imports, and one more
 before, spent = seconds(), dash._lock.spent
-until_looks(6)  # from just after a look to just after a look
+until_looks(6)  # from just after one refresh to just after another
 used = {name: after - before[name] for name, after in seconds().items()}
 print("share", (dash._lock.spent - spent + used["IOPub"]) / used["MainThread"], used)
 print("view", used["rlkit-view"] / used["MainThread"])
