@@ -22,7 +22,8 @@ from torch import Tensor
 from rlkit.advantages import group_index
 from rlkit.distributed import collectives
 from rlkit.engines.assembly import join
-from rlkit.types import PromptBatch, Rollout, Scores, check_pairing
+from rlkit.step_checks import check_pairing
+from rlkit.types import PromptBatch, Rollout, Scores
 
 Draw = Callable[[PromptBatch], tuple[Rollout, Scores]]
 

@@ -26,8 +26,9 @@ from rlkit.record import Record, text_of, with_columns
 from rlkit.reward_calls.settings import RewardSettings
 from rlkit.sampling import owner_and_engine, sample
 from rlkit.scoring import RewardFunction, score
+from rlkit.step_checks import check_pairing
 from rlkit.support.timing import phase
-from rlkit.types import Rollout, Scores, check_pairing
+from rlkit.types import Rollout, Scores
 
 if TYPE_CHECKING:
     import pandas as pd
