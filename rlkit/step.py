@@ -23,7 +23,7 @@ from rlkit.step_checks import check_inputs, check_precision, check_tools, check_
 from rlkit.strategies.updater import Updater, updater_of, verify_gradients
 from rlkit.support.timing import phase
 from rlkit.types import Rollout, Update
-from rlkit.update_means import TOKENS, Piece, Totals, measure, merge, share_of_mean
+from rlkit.update_means import Piece, Totals, measure, merge, share_of_mean
 
 if TYPE_CHECKING:
     from rlkit.policy import Policy
@@ -111,7 +111,7 @@ def loss_step(
         return _skipped(reason, loss, batch, _scores_only(policy, rollout), {"frac_masked": totals.frac_masked})
 
     pieces = _backward_in_passes(policy, updater, batch, loss, totals, micro_batch_size, router_aux_loss_coef)
-    metrics = merge(pieces, totals) | {"frac_masked": totals.frac_masked}
+    metrics = merge(pieces) | {"frac_masked": totals.frac_masked}
     value = metrics["loss"]
     if not math.isfinite(value):
         updater.zero_grad()
@@ -225,24 +225,25 @@ def _backward(policy: "Policy", updater: Updater, batch: _Batch, loss: Loss, tot
             "loss_step: the loss does not depend on the policy's parameters. Expected a loss that uses x.logp with its "
             "gradient."
         )
-    sums: dict[str, float] = {}
+    weighted = None
     if scores.balance_loss is not None:
         weighted = scores.balance_loss * (float(mask.any(-1).sum()) / totals.rows)
         share = share + balance * weighted
-        sums["aux_loss"] = float(weighted.detach())
     # Wrappers for several processes average the gradient over them; the mean is over the rows of all.
     updater.backward(share * collectives.size())
     with torch.no_grad():
         measured = loss.row_metrics(inputs)
-        top = measure(measured, mask.any(-1), sums)
+        shares, top = measure(measured, mask.any(-1), totals)
         gap = (inputs.old_logp - sampler_logp).abs()  # of the policy that sampled: later updates move on from it
-        sums |= {"loss": float(share.detach()), TOKENS + "entropy": float(inputs.entropy.sum())}
-        sums[TOKENS + "sampler_gap/mean"] = float(gap.sum())
+        shares |= {"loss": float(share.detach()), "entropy": float(inputs.entropy.sum()) / totals.tokens}
+        shares["sampler_gap/mean"] = float(gap.sum()) / totals.tokens
         top["sampler_gap/max"] = float(gap.max()) if gap.numel() else 0.0
+        if weighted is not None:
+            shares["aux_loss"] = float(weighted)
         clipped = None
         if {CLIPPED_LOW, CLIPPED_HIGH} <= set(measured):
             clipped = (measured[CLIPPED_HIGH] - measured[CLIPPED_LOW]).to(torch.int8)
-    return Piece(scores.logp.detach(), scores.entropy.detach(), clipped, sums, top)
+    return Piece(scores.logp.detach(), scores.entropy.detach(), clipped, shares, top)
 
 
 def _loss_of_weight_zero(policy: "Policy", rollout: Rollout) -> Tensor:
@@ -269,20 +270,20 @@ def _update(
     metrics: dict[str, float],
     reason: str | None = None,
 ) -> Update:
-    blank = torch.zeros(0, batch.mask.shape[1], device=batch.mask.device)
-    logp = torch.cat([piece.logp for piece in pieces]) if pieces else blank
+    blank = torch.zeros(0, batch.mask.shape[1], device=batch.mask.device)  # a process without rows
+    logp = torch.cat([blank, *(piece.logp for piece in pieces)])
     old = logp if batch.old_logps is None else batch.old_logps.detach().to(logp)
     clipped = [piece.clipped for piece in pieces if piece.clipped is not None]
     return Update(
         loss=value,
         metrics=metrics,
         logp=logp,
-        entropy=torch.cat([piece.entropy for piece in pieces]) if pieces else blank,
+        entropy=torch.cat([blank, *(piece.entropy for piece in pieces)]),
         loss_mask=batch.mask,
         skipped=reason,
         old_logp=old,
         ratio=importance_ratio(logp, old, batch.mask),
-        clipped=torch.cat(clipped) if clipped and len(clipped) == len(pieces) else None,
+        clipped=torch.cat(clipped) if clipped else None,
         epsilon=loss.epsilon,
         epsilon_high=loss.epsilon if loss.epsilon_high is None else loss.epsilon_high,
     )

@@ -120,7 +120,7 @@ MUTANTS = [
     Mutant("frozen 16-bit weights warned of", "strategies/updater.py", "self.policy.model.named_parameters() if id(p) in trained}", "self.policy.model.named_parameters()}", "test_step.py"),
     Mutant("sampler gap of a later update from its own log-probabilities", STEP, "gap = (inputs.old_logp - sampler_logp).abs()", "gap = (inputs.logp - sampler_logp).abs()", "test_step.py"),
     Mutant("sampler gap over masked tokens", STEP, "sampler_logp = torch.where(mask, rollout.sampler_logp.to(device), 0.0)", "sampler_logp = rollout.sampler_logp.to(device)", "test_step.py"),
-    Mutant("sampler gap per row", STEP, 'sums[TOKENS + "sampler_gap/mean"]', 'sums[ROWS + "sampler_gap/mean"]', "test_step.py"),
+    Mutant("sampler gap per row", STEP, 'float(gap.sum()) / totals.tokens', 'float(gap.sum()) / totals.rows', "test_step.py"),
     Mutant("logged numbers weighted by shares", "types.py", "sum(part.metrics[n] * len(part) for part in parts if n in part.metrics) / max(1, weight[n])", "sum(part.metrics[n] for part in parts if n in part.metrics) / max(1, sum(n in part.metrics for part in parts))", "test_types.py"),
     Mutant("logged numbers divided by all rows", "types.py", "sum(len(part) for part in parts if name in part.metrics)", "sum(len(part) for part in parts)", "test_types.py"),
     Mutant("shares of different scores joined", "types.py", "if unlike := [part for part in parts if (part.names, *part.weights) != (parts[0].names, *parts[0].weights)]:", "if unlike := []:", "test_types.py"),
