@@ -20,6 +20,7 @@ from rlkit import saving
 from rlkit.adapters import adapter_active, adapter_changes_nothing, add_reference_adapter
 from rlkit.causal_lm import (
     check_is_causal_lm,
+    context_limit,
     decoder_of,
     end_of_completion_ids,
     ensure_pad_token,
@@ -40,7 +41,7 @@ class Policy:
     """A causal language model with its tokenizer.
 
     Attributes:
-        model: the transformers model (possibly inside a PEFT wrapper).
+        model: the transformers model, possibly inside a PEFT wrapper.
         tokenizer: a copy of the user's, with a padding token.
         eos_ids: every token id that ends a completion, sorted.
         pad_id: token id for padding; masks come from lengths, never from this id.
@@ -96,11 +97,7 @@ class Policy:
     @property
     def max_context(self) -> int | None:
         """Most tokens of prompt and completion together, or None if the model has no limit."""
-        config = self.model.config.get_text_config()
-        for name in ("max_position_embeddings", "n_positions", "max_seq_len"):
-            if isinstance(limit := getattr(config, name, None), int) and limit > 0:
-                return limit
-        return None
+        return context_limit(self.model)
 
     @property
     def vocab_size(self) -> int:

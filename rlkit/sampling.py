@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from rlkit.distributed import collectives
-from rlkit.engine import Completion, Engine, EngineError
-from rlkit.engines.assembly import assemble
+from rlkit.engine import Engine
+from rlkit.engines.assembly import assemble, check_completions
 from rlkit.engines.sync import sync
 from rlkit.engines.transformers_engine import TransformersEngine
 from rlkit.logps import compute_logps
@@ -107,7 +107,7 @@ def sample(
     completions = engine.generate(
         batch.token_ids, batch.group_id.tolist(), num_generations=num_generations, params=params, seed=seed
     )
-    _check_completions(completions, batch, num_generations, engine)
+    check_completions(completions, batch, num_generations, engine)
     rollout = assemble(owner, batch, completions, params, engine.name)
     if not engine.renormalises(params):
         return rollout
@@ -154,33 +154,3 @@ def check_context(policy: "Policy", batch: PromptBatch, params: SamplingParams, 
             + " out long prompts: in a loop with PromptLoader(..., max_prompt_length=..., on_long='skip'), before an "
             "evaluation with dataset.filter(...)."
         )
-
-
-def _check_completions(
-    groups: list[list[Completion]], batch: PromptBatch, num_generations: int, engine: Engine
-) -> None:
-    """Check what an engine returns: it may be the user's own code."""
-    who = f"sample: engine {engine.name!r}"
-    sizes = [len(group) for group in groups]
-    if sizes != [num_generations] * len(batch):
-        raise RuntimeError(
-            f"{who} returned groups of {sizes} completions, expected {len(batch)} groups of {num_generations}."
-        )
-    for number, completion in enumerate(completion for group in groups for completion in group):
-        place = number // num_generations
-        if completion.version not in (None, engine.policy.version):
-            raise EngineError(
-                f"{who} drew a completion of prompt {place} with the weights of version {completion.version}, the "
-                f"policy is at version {engine.policy.version}."
-            )
-        if not completion.token_ids or len(completion.token_ids) != len(completion.logp):
-            raise RuntimeError(
-                f"{who} returned {len(completion.token_ids)} tokens with {len(completion.logp)} log-probabilities for "
-                f"prompt {place}; expected one for each, at least one."
-            )
-        if any(math.isnan(value) for value in completion.logp):
-            raise FloatingPointError(
-                f"{who} returned a NaN log-probability for prompt {place}: the policy's weights or logits are not "
-                "finite. Load the policy again, or resume from a checkpoint. loss_step raises if an update makes "
-                "weights NaN, so something else has changed them."
-            )

@@ -128,7 +128,7 @@ MUTANTS = [
     Mutant("another rollout's update logged", "step_checks.py", "fits = not bool((loss_mask & ~mask).any())", "fits = True", "test_types.py"),
     Mutant("scheduler of another optimizer stepped", "step_checks.py", 'if getattr(scheduler, "optimizer", optimizer) is not optimizer:', "if False:", "test_step.py"),
     Mutant("min_completion_length not counted as truncation", "sampling_params.py", "truncated or self.min_completion_length > 0 or", "truncated or", "test_types.py"),
-    Mutant("NaN loss stepped", STEP, "if not math.isfinite(value):", "if False:", "test_step.py"),
+    Mutant("NaN loss stepped", STEP, "if not math.isfinite(metrics[\"loss\"]):", "if False:", "test_step.py"),
     # the sampler
     Mutant("end token dropped", DECODE, "lengths[rows[ended | stopped]] = step + 1", "lengths[rows[ended | stopped]] = max(step, 1)", SAMPLING),
     Mutant("only one end token known", DECODE, "eos_ids = torch.tensor(policy.eos_ids, device=device)", "eos_ids = torch.tensor(policy.eos_ids[:1], device=device)", SAMPLING),

@@ -1,12 +1,13 @@
-"""Builds the padded tensors of a `Rollout` from an engine's lists of tokens."""
+"""From an engine's lists of tokens, which are checked, to the padded tensors of a `Rollout`."""
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from rlkit.engine import Completion
+from rlkit.engine import Completion, Engine, EngineError
 from rlkit.engines.token_sampler import left_pad
 from rlkit.engines.token_text import pieces_of
 from rlkit.types import Prompt, PromptBatch, Rollout, SamplingParams
@@ -40,6 +41,34 @@ def cut_at_end(tokens: Sequence[int], eos_ids: Sequence[int]) -> tuple[list[int]
         if token in eos_ids:
             return list(tokens[: place + 1]), True
     return list(tokens), False
+
+
+def check_completions(groups: list[list[Completion]], batch: PromptBatch, num_generations: int, engine: Engine) -> None:
+    """Check what an engine returns: it may be the user's own code."""
+    who = f"sample: engine {engine.name!r}"
+    sizes = [len(group) for group in groups]
+    if sizes != [num_generations] * len(batch):
+        raise RuntimeError(
+            f"{who} returned groups of {sizes} completions, expected {len(batch)} groups of {num_generations}."
+        )
+    for number, completion in enumerate(completion for group in groups for completion in group):
+        place = number // num_generations
+        if completion.version not in (None, engine.policy.version):
+            raise EngineError(
+                f"{who} drew a completion of prompt {place} with the weights of version {completion.version}, the "
+                f"policy is at version {engine.policy.version}."
+            )
+        if not completion.token_ids or len(completion.token_ids) != len(completion.logp):
+            raise RuntimeError(
+                f"{who} returned {len(completion.token_ids)} tokens with {len(completion.logp)} log-probabilities for "
+                f"prompt {place}; expected one for each, at least one."
+            )
+        if any(math.isnan(value) for value in completion.logp):
+            raise FloatingPointError(
+                f"{who} returned a NaN log-probability for prompt {place}: the policy's weights or logits are not "
+                "finite. Load the policy again, or resume from a checkpoint. loss_step raises if an update makes "
+                "weights NaN, so something else has changed them."
+            )
 
 
 def assemble(
