@@ -139,13 +139,18 @@ def frac_zero_std(reward: Tensor, group_id: Tensor) -> float:
     """Share of groups whose scorable completions all have the same reward (or where there are fewer than two)."""
     if not len(group_id):
         return math.nan
+    spread, _ = reward_spread(reward, group_id)
+    return float((spread <= 0).double().mean())  # as the advantage decides it: nearly equal is not equal
+
+
+def reward_spread(reward: Tensor, group_id: Tensor) -> tuple[Tensor, Tensor]:
+    """Highest minus lowest reward of each group, -inf without any, in float64; and the group's index of each row."""
     group = group_index(group_id)
-    count = int(group.max()) + 1
-    low = torch.full((count,), math.inf, dtype=torch.float64, device=group.device)
     known = ~reward.isnan()
+    low = torch.full((len(group.unique()),), math.inf, dtype=torch.float64, device=group.device)
     high = (-low).scatter_reduce(0, group[known], reward[known].double(), "amax")
     low = low.scatter_reduce(0, group[known], reward[known].double(), "amin")
-    return float((high <= low).double().mean())  # as the advantage decides it: equal, however close is not
+    return high - low, group
 
 
 def kl_row_metrics(kl: Tensor, lengths: Tensor) -> dict[str, float]:

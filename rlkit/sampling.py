@@ -84,11 +84,11 @@ def sample(
         "stop_strings": (stop_strings,) if isinstance(stop_strings, str) else tuple(stop_strings or ()),
         "regex": regex,
     }
-    params = SamplingParams(**settings | from_generation_kwargs(generation_kwargs or {}))
-    if not isinstance(num_generations, int):
-        raise TypeError(f"sample: num_generations must be a whole number, got {num_generations!r}.")
-    if num_generations < 1:
-        raise ValueError(f"sample: num_generations must be at least 1, got {num_generations}.")
+    if generation_kwargs:
+        settings |= from_generation_kwargs(generation_kwargs)
+    params = SamplingParams(**settings)
+    if not isinstance(num_generations, int) or num_generations < 1:
+        raise ValueError(f"sample: num_generations must be a whole number of at least 1, got {num_generations!r}.")
     if not isinstance(batch, PromptBatch):
         batch = make_batch(owner, batch)
     if not len(batch) and not collectives.is_many():

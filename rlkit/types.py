@@ -1,11 +1,8 @@
 """The records of a step: PromptBatch -> Rollout -> Scores -> (advantages) -> Update.
 
-Axis letters: P prompts in the step, G completions per prompt, B = P*G rows (prompt-major), T completion tokens, L
-prompt tokens, K reward functions. In every mask True counts.
-
-All four are frozen, and no step function changes its inputs. Groups are explicit ids: rows need not be ordered, nor
-groups of equal size. Each record is shown as a table at the end of a cell, converts to a pandas frame, and can be saved
-and read back without a model.
+Axis letters as in `rlkit/__init__.py`. In every mask True counts. All four are frozen, and no step function changes its
+inputs. Groups are explicit ids: rows need not be ordered, nor groups of equal size. Each record is shown as a table at
+the end of a cell, converts to a pandas frame, and can be saved and read back without a model.
 """
 
 import math
@@ -17,7 +14,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from rlkit.record import Prompt, Record, Selection, check_lengths, select_rows, text_of, with_columns
+from rlkit.record import Prompt, Record, Selection, check_lengths, frame, select_rows, text_of
 from rlkit.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -58,15 +55,13 @@ class PromptBatch(Record):
 
     def to_pandas(self) -> "pd.DataFrame":
         """One row per prompt: group, prompt text, its length in tokens, and the other columns."""
-        import pandas as pd
-
-        table: dict[str, Any] = {
+        own: dict[str, Any] = {
             "group_id": self.group_id.tolist(),
             "prompt": [text_of(row["prompt"]) for row in self.rows],
             "prompt_tokens": [len(ids) for ids in self.token_ids],
         }
         names = dict.fromkeys(name for row in self.rows for name in row if name != "prompt")
-        return pd.DataFrame(with_columns(table, {name: [row.get(name) for row in self.rows] for name in names}))
+        return frame(own, {name: [row.get(name) for row in self.rows] for name in names})
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -161,8 +156,6 @@ class Rollout(Record):
 
     def to_pandas(self) -> "pd.DataFrame":
         """One row per completion: group, texts, length, summed log-probability, and the dataset's other columns."""
-        import pandas as pd
-
         own = {
             "group_id": self.group_id.tolist(),
             "prompt": [text_of(prompt) for prompt in self.prompts],
@@ -171,7 +164,7 @@ class Rollout(Record):
             "truncated": self.truncated.tolist(),
             "sampler_logp": torch.where(self.completion_mask, self.sampler_logp, 0.0).sum(-1).tolist(),
         }
-        return pd.DataFrame(with_columns(own, self.columns))
+        return frame(own, self.columns)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -257,11 +250,9 @@ class Scores(Record):
 
     def to_pandas(self) -> "pd.DataFrame":
         """One row per completion: group, reward, each part, and the logged columns."""
-        import pandas as pd
-
         parts = {f"rewards/{name}": self.parts[:, k].tolist() for k, name in enumerate(self.names)}
         own = {"group_id": self.group_id.tolist(), "reward": self.reward.tolist(), **parts}
-        return pd.DataFrame(with_columns(own, self.extra))
+        return frame(own, self.extra)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -300,6 +291,4 @@ class Update(Record):
 
     def to_pandas(self) -> "pd.DataFrame":
         """One row per metric: name and value."""
-        import pandas as pd
-
-        return pd.DataFrame({"metric": list(self.metrics), "value": list(self.metrics.values())})
+        return frame({"metric": list(self.metrics), "value": list(self.metrics.values())})

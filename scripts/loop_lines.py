@@ -3,7 +3,8 @@
 What is counted: the functions of rlkit that are entered in one iteration of the loop in README.md (sample, score,
 compute_loo_advantage, loss_step, run.log and what `run.steps` does between two steps), and of each the lines of its
 source, decorators, signature and docstring included. A line counts once, however often it runs. Setup: the policy
-"tiny-add" on the transformers engine, the task "addition", one process, no dashboard. tests/test_reading.py asserts the bound.
+"tiny-add" on the transformers engine, the task "addition", one process, no dashboard. tests/test_reading.py asserts the
+bound.
 """
 
 import argparse

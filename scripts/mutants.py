@@ -179,7 +179,7 @@ MUTANTS = [
     Mutant("position not restored", "prompts/loader.py", 'state["epoch"], state["position"], state["served"]', 'state["epoch"], 0, state["served"]', "test_prompts.py"),
     Mutant("truncation drops the beginning-of-sequence token", "prompts/lengths.py", "return front + list(ids[len(ids) - (self.limit - len(front)) :])", "return list(ids[len(ids) - self.limit :])", "prompts/test_conversations.py"),
     Mutant("a resumed stream begins anew", "prompts/supply.py", "itertools.islice(rows, position, None)", "itertools.islice(rows, 0, None)", "prompts/test_sources.py"),
-    Mutant("groups without signal kept", "dynamic_sampling.py", "((high - low) > tolerance)[group]", "((high - low) >= 0)[group]", "test_dynamic_sampling.py"),
+    Mutant("groups without signal kept", "dynamic_sampling.py", "(spread > tolerance)[group]", "(spread >= 0)[group]", "test_dynamic_sampling.py"),
     Mutant("one accepted group lost", "dynamic_sampling.py", "kept = set(accepted[:groups])", "kept = set(accepted[: groups - 1])", "test_dynamic_sampling.py"),
     Mutant("pass@k with replacement", "evaluation/statistics.py", "1 - math.comb(n - c, k) / math.comb(n, k)", "1 - (1 - c / n) ** k", "evaluation/test_evaluate.py"),
     Mutant("before and after not paired", "evaluation/compare.py", "change = (new - old)[both]", "change = (new - old.flip(0))[both]", "evaluation/test_evaluate.py"),
@@ -203,7 +203,7 @@ MUTANTS = [
     Mutant("dropout of the reward model left on", "reward_calls/reward_model.py", "    model.eval()\n", "", "reward_calls/test_reward_model.py"),
     Mutant("a column overwrites what a partial has bound", "reward_calls/arguments.py", "    names = [name for name in offered if name not in _bound(function)]", "    names = list(offered)", "reward_calls/test_kinds.py"),
     Mutant("unsolved decided by the sum", "vstar/table.py", "torch.where(self.rewards.isnan(), -math.inf, self.rewards).amax(-1) > self.success_threshold", "self.rewards.nansum(-1) != 0", "test_vstar.py"),
-    Mutant("nearly equal rewards counted as equal", "metrics.py", "float((high <= low).double().mean())", "float((high <= low * (1 + 1e-5)).double().mean())", "test_metrics.py"),
+    Mutant("nearly equal rewards counted as equal", "metrics.py", "float((spread <= 0).double().mean())", "float((spread <= 1e-5).double().mean())", "test_metrics.py"),
     Mutant("float64 rewards compared in float32", "metrics.py", 'reward[known].double(), "amax")', 'reward[known].float().double(), "amax")', "test_metrics.py"),
     Mutant("interrupt in the middle of a step", "run/signals.py", '        self.reason = "interrupted"\n', "        raise KeyboardInterrupt\n", "test_run.py"),
     # notebook to script

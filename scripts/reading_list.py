@@ -1,6 +1,6 @@
-"""Print the reading list of CONTRIBUTING.md, "The library in an evening", with line counts: `python scripts/reading_list.py`.
+"""Print the reading list of CONTRIBUTING.md with its line counts: `python scripts/reading_list.py`.
 
-The list is the numbered modules of that section, in its order. tests/test_reading.py asserts the bound.
+The list is the numbered modules of "The library in an evening", in its order. tests/test_reading.py asserts the bound.
 """
 
 import re

@@ -1,4 +1,4 @@
-"""The library can be read: the reading list of CONTRIBUTING.md, and what one iteration of the loop crosses, stay short."""
+"""The reading list of CONTRIBUTING.md, and what one iteration of the loop crosses, stay short."""
 
 import importlib.util
 import subprocess

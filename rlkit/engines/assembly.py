@@ -45,25 +45,22 @@ def cut_at_end(tokens: Sequence[int], eos_ids: Sequence[int]) -> tuple[list[int]
 
 def check_completions(groups: list[list[Completion]], batch: PromptBatch, num_generations: int, engine: Engine) -> None:
     """Check what an engine returns: it may be the user's own code."""
-    who = f"sample: engine {engine.name!r}"
+    who, now = f"sample: engine {engine.name!r}", engine.policy.version
     sizes = [len(group) for group in groups]
     if sizes != [num_generations] * len(batch):
-        raise RuntimeError(
-            f"{who} returned groups of {sizes} completions, expected {len(batch)} groups of {num_generations}."
-        )
-    for number, completion in enumerate(completion for group in groups for completion in group):
+        raise RuntimeError(f"{who} returned groups of {sizes}, expected {len(batch)} groups of {num_generations}.")
+    for number, (token_ids, logp, _, version) in enumerate(one for group in groups for one in group):
         place = number // num_generations
-        if completion.version not in (None, engine.policy.version):
+        if version not in (None, now):
             raise EngineError(
-                f"{who} drew a completion of prompt {place} with the weights of version {completion.version}, the "
-                f"policy is at version {engine.policy.version}."
+                f"{who} drew for prompt {place} with weights of version {version}; the policy is at {now}."
             )
-        if not completion.token_ids or len(completion.token_ids) != len(completion.logp):
+        if not token_ids or len(token_ids) != len(logp):
             raise RuntimeError(
-                f"{who} returned {len(completion.token_ids)} tokens with {len(completion.logp)} log-probabilities for "
-                f"prompt {place}; expected one for each, at least one."
+                f"{who} returned {len(token_ids)} tokens with {len(logp)} log-probabilities for prompt {place}; "
+                "expected one for each, at least one."
             )
-        if any(math.isnan(value) for value in completion.logp):
+        if any(map(math.isnan, logp)):
             raise FloatingPointError(
                 f"{who} returned a NaN log-probability for prompt {place}: the policy's weights or logits are not "
                 "finite. Load the policy again, or resume from a checkpoint. loss_step raises if an update makes "
