@@ -111,10 +111,7 @@ class Policy:
         return tuple(i for i in range(self.vocab_size) if i not in used)
 
     def use(self, engine: "Engine") -> "Policy":
-        """Set the engine of `sample`, `evaluate` and `estimate_vstar`.
-
-        Returns:
-            The policy itself.
+        """Set the engine of `sample`, `evaluate` and `estimate_vstar`; returns the policy itself.
 
         Raises:
             TypeError: not an engine.
@@ -189,8 +186,7 @@ class Policy:
                 fresh = adapter_changes_nothing(self.model)
             return AdapterReference(self, None if fresh else add_reference_adapter(self.model))
         model = copy.deepcopy(self.model).requires_grad_(False)
-        if hasattr(model, "gradient_checkpointing_disable"):
-            model.gradient_checkpointing_disable()
+        model.gradient_checkpointing_disable()
         frozen = Policy(
             model, self.tokenizer, name=f"{self.name} (reference)", eos_ids=self.eos_ids, autocast=self.autocast
         )
@@ -216,10 +212,7 @@ class Policy:
         saving.push_to_hub(self, repo_id, method=method, run=run, private=private, **kwargs)
 
     def compile(self, **kwargs: Any) -> None:
-        """Compile the model below its head in place; for long runs on a GPU, since the first passes take minutes.
-
-        Keyword arguments are those of `torch.compile`.
-        """
+        """Compile the model below its head in place, as `torch.compile` does. The first passes take minutes."""
         decoder_of(self.model).compile(**({"dynamic": True} | kwargs))
 
     def __repr__(self) -> str:
@@ -233,11 +226,7 @@ class Policy:
 
 
 class AdapterReference(Policy):
-    """The reference of a policy with an adapter: the policy's model with a frozen adapter, or with its adapter off.
-
-    Attributes:
-        adapter: name of the frozen adapter, or None where the adapter is off.
-    """
+    """The reference of a policy with an adapter: its model with the frozen adapter `adapter`, or (None) with none."""
 
     def __init__(self, policy: Policy, adapter: str | None) -> None:
         self.__dict__.update(policy.__dict__)  # one model, one scorer, also after world.prepare has wrapped them

@@ -111,8 +111,7 @@ def sample(
     rollout = assemble(owner, batch, completions, params, engine.name)
     if not engine.renormalises(params):
         return rollout
-    # The engine's log-probabilities are of the truncated distribution; in the ratio's denominator they would bias it by
-    # the mass that was cut off.
+    # The engine's are of the truncated distribution; in the ratio's denominator they would bias it.
     logp = compute_logps(owner, rollout, micro_batch_size=RECOMPUTED_ROWS)
     return dataclasses.replace(rollout, sampler_logp=logp, logp_recomputed=True)
 

@@ -104,7 +104,7 @@ def loss_step(
     advantages = torch.where(mask.any(-1), advantages, 0.0)
     batch = _Batch(rollout, advantages, mask, ref_logps, old_logps)
     totals = Totals.count(mask, advantages)
-    metrics = {"frac_masked": totals.frac_masked}
+    metrics = {"frac_masked": 1 - totals.rows / max(1, totals.all_rows)}
     updater = updater_of(policy, optimizer)
     updater.zero_grad()
     if (reason := _nothing_to_learn(totals, loss, balanced=router_aux_loss_coef > 0)) is not None:
@@ -152,7 +152,7 @@ class _Batch:
     old_logps: Tensor | None
 
     def select(self, rows: slice) -> "_Batch":
-        ref, old = (None if values is None else values[rows] for values in (self.ref_logps, self.old_logps))
+        ref, old = (None if logps is None else logps[rows] for logps in (self.ref_logps, self.old_logps))
         return _Batch(self.rollout.select(rows), self.advantages[rows], self.mask[rows], ref, old)
 
 

@@ -8,8 +8,8 @@ The policy with gradient, the reference and the old policy all use this one forw
   are recomputed in the backward pass. Memory is one chunk of logits, whatever the vocabulary.
 - Everything runs in evaluation mode (`Policy.inference_settings`): with dropout the first ratio would not be 1.
 
-Most heads are a linear layer, some scale or soft-cap its output (Cohere, Granite, Gemma 2): `causal_lm.find_head` tests
-each on first use against the model's own logits. A model that fits none uses its own full logits.
+`causal_lm.find_head` tests the head on first use against the model's own logits (Cohere, Granite and Gemma 2 scale or
+soft-cap them). A model that fits none uses its own full logits.
 """
 
 from collections.abc import Callable
@@ -23,10 +23,7 @@ from torch.utils.checkpoint import checkpoint
 from rlkit.causal_lm import balance_loss, decoder_of, find_head, vocabulary_size
 from rlkit.types import Rollout
 
-MAX_CHUNK_ELEMENTS = 2**24
-"""Most logits in memory at once (64 MiB in float32)."""
-
-
+MAX_CHUNK_ELEMENTS = 2**24  # most logits in memory at once: 64 MiB in float32
 EntropyMode = Literal["detached", "grad"]
 
 

@@ -32,21 +32,12 @@ class Totals:
         }
         return cls(**{name: int(value) for name, value in collectives.sums(local).items()})
 
-    @property
-    def frac_masked(self) -> float:
-        """Share of the rows without a token in the loss."""
-        return 1 - self.rows / max(1, self.all_rows)
-
 
 @dataclass(frozen=True, eq=False)
 class Piece:
-    """Results of one micro-batch of b rows.
+    """Results of one micro-batch; `logp`, `entropy` and `clipped` are its rows of those of the `Update`.
 
-    Attributes:
-        logp, entropy: (b,T) of the policy before the update, without gradient.
-        clipped: (b,) int8, as in `Update`.
-        shares: by metric, this micro-batch's share of the mean over the whole update.
-        top: by metric, the maximum; for a name in _min that of the negated values.
+    `shares` are its parts of the means over the whole update, by metric; `top` its maxima, of -x for a name in _min.
     """
 
     logp: Tensor
