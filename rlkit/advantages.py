@@ -25,9 +25,6 @@ GroupIds = Shaped[Tensor, " B"] | Sequence[object]
 def group_index(group_id: GroupIds) -> Int[Tensor, " B"]:
     """Dense indices 0..n-1 of (B,) group labels: an integer tensor, or a sequence of hashable labels.
 
-    Raises:
-        TypeError: floating-point labels, which cannot be compared safely.
-
     Example:
         >>> group_index(["b", "a", "b", -1]).tolist()
         [0, 1, 0, 2]

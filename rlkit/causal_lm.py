@@ -122,11 +122,7 @@ def balance_loss(model: nn.Module, output: Any, attention_mask: Bool[Tensor, "B 
 
 
 def end_of_completion_ids(model: Any, tokenizer: Any, *, extra: Iterable[int] = ()) -> tuple[int, ...]:
-    """Every id that ends a completion: of the tokenizer, the generation config, the model config, and extra ones.
-
-    Raises:
-        ValueError: there is none.
-    """
+    """Every id that ends a completion: of the tokenizer, the generation config, the model config, and extra ones."""
     found = {int(i) for i in extra}
     generation = getattr(model, "generation_config", None)
     configs = [generation, model.config.get_text_config()]
@@ -157,11 +153,7 @@ SEQ2SEQ = (
 
 
 def check_is_causal_lm(model: Any) -> None:
-    """Refuse anything but a causal language model with a head.
-
-    Raises:
-        TypeError, ValueError: what was expected, got, and what to try.
-    """
+    """Refuse anything but a causal language model with a head."""
     config = getattr(model, "config", None)
     if config is None or not hasattr(config, "get_text_config"):
         raise TypeError(f"load_policy: expected a transformers causal language model, got {type(model).__name__}.")

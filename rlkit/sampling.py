@@ -132,11 +132,7 @@ def owner_and_engine(policy: "Policy | Engine") -> "tuple[Policy, Engine]":
 
 
 def check_context(policy: "Policy", batch: PromptBatch, params: SamplingParams, engine: Engine) -> None:
-    """Refuse prompts that leave no room for a completion in the context of the model, or of the engine.
-
-    Raises:
-        ValueError: names the prompts, their lengths and the limit.
-    """
+    """Refuse prompts that leave no room for a completion in the context of the model, or of the engine."""
     limits = {
         "the model's context": policy.max_context,
         f"max_model_length of engine {engine.name!r}": engine.max_context,

@@ -30,12 +30,7 @@ def check_pairing(
     update: Update | None = None,
     **logps: Tensor | None,
 ) -> None:
-    """Refuse records of different rollouts. An update may be of some rows of the rollout: a mini-batch.
-
-    Raises:
-        ValueError: group ids, numbers of rows or (B,T) shapes differ, or the loss mask has tokens that the rollout
-            lacks.
-    """
+    """Refuse records of different rollouts. An update may be of some rows of the rollout: a mini-batch."""
     if rollout is not None and scores is not None and rollout.group_id.tolist() != scores.group_id.tolist():
         raise ValueError(
             f"{where}: the scores ({len(scores)} rows) are not those of the rollout ({len(rollout)} rows): their group "
@@ -165,13 +160,7 @@ def check_precision(policy: "Policy", updater: Updater) -> dict[str, int]:
 
 
 def check_weights(policy: "Policy", updater: Updater) -> None:
-    """Raise, on every process, if the optimizer's step made a weight NaN or infinite.
-
-    Costs one norm of the weights, about 3 % of AdamW's own time; values are inspected only if it is not finite.
-
-    Raises:
-        FloatingPointError: names the parameter.
-    """
+    """Raise, on every process, if the optimizer's step made a weight NaN or infinite. Costs 3 % of AdamW's own time."""
     known = policy.not_finite or {}
     broken = {name: n for name, n in _not_finite(updater.weights()).items() if n > known.get(name, 0)}
     if collectives.maxima({"broken": float(len(broken))})["broken"]:

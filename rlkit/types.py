@@ -140,7 +140,7 @@ class Rollout(Record):
         return [text_of(completion) for completion in self.completions]
 
     def select(self, rows: Selection) -> "Rollout":
-        """The rollout of some rows, in order: `rollout.select(rollout.group_id == 3)`. Groups may come out incomplete."""
+        """The rollout of some rows, as in `rollout.select(rollout.group_id == 3)`. Groups may become incomplete."""
         return select_rows(self, rows, ("sampling", "policy_version", "engine", "pieces", "logp_recomputed"))
 
     def _headline(self) -> str:

@@ -89,11 +89,7 @@ def updater_of(policy: "Policy", optimizer: torch.optim.Optimizer) -> Updater:
 
 
 def verify_gradients(parameters: list[nn.Parameter], gather: Any) -> None:
-    """Compare a checksum of the gradient over the processes, for weights that are not sharded.
-
-    Raises:
-        RuntimeError: gradients differ, so some forward pass bypassed the prepared policy.
-    """
+    """Raise if the gradients of unsharded weights differ between processes: a pass bypassed the prepared policy."""
     if any(hasattr(parameter, "full_tensor") for parameter in parameters):
         return  # sharded: the parts differ, and a bypassing forward fails by itself
     grads = [parameter.grad for parameter in parameters if parameter.grad is not None]
