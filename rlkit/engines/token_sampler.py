@@ -158,4 +158,4 @@ def left_pad(prompts: Sequence[Sequence[int]], pad_id: int, device: torch.device
     width = max((len(prompt) for prompt in prompts), default=0)
     ids = torch.tensor([[pad_id] * (width - len(prompt)) + list(prompt) for prompt in prompts], dtype=torch.int64)
     mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts], dtype=torch.int64)
-    return ids.reshape(-1, width).to(device), mask.reshape(-1, width).to(device)
+    return ids.reshape(len(prompts), width).to(device), mask.reshape(len(prompts), width).to(device)
