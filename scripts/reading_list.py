@@ -1,26 +1,26 @@
-"""Print the library in an evening, in reading order, with the lines of each module: `python scripts/reading_list.py`.
+"""Print the reading list of CONTRIBUTING.md with its line counts: `python scripts/reading_list.py`.
 
-The list is the one in CONTRIBUTING.md, "The library in an evening"; tests/test_reading.py asserts its length.
+The list is the numbered modules of "The library in an evening", in its order. tests/test_reading.py asserts the bound.
 """
 
 import re
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).parents[1]
 BOUND = 2200
 
 
 def reading_list() -> dict[str, int]:
-    """The modules that the section of CONTRIBUTING.md names, and their lines."""
-    page = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
-    section = page.partition("## The library in an evening\n")[2].partition("\n## ")[0]
-    modules = re.findall(r"^\d+\..*?(?=^\d+\.|^$)", section, flags=re.MULTILINE | re.DOTALL)
-    paths = dict.fromkeys(re.findall(r"`(rlkit/[\w/]+\.py)`", "".join(modules)))
-    return {path: len((ROOT / path).read_text("utf-8").splitlines()) for path in paths}
+    """Lines of each module on the list, in reading order; docstrings, comments and blank lines count."""
+    page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    section = page.split("\n## The library in an evening\n")[1].split("\n## ")[0]
+    steps = re.findall(r"^\d+\. .*(?:\n   .*)*", section, re.MULTILINE)
+    modules = re.findall(r"`(rlkit/[\w/]+\.py)`", "\n".join(steps))
+    return {module: len((ROOT / module).read_text(encoding="utf-8").splitlines()) for module in modules}
 
 
 if __name__ == "__main__":
-    found = reading_list()
-    for path, count in found.items():
-        print(f"{count:5} {path}")
-    print(f"{sum(found.values()):5} lines of {len(found)} modules; at most {BOUND}")
+    lines = reading_list()
+    for module, count in lines.items():
+        print(f"{count:5} {module}")
+    print(f"{sum(lines.values()):5} lines; at most {BOUND}")

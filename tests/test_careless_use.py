@@ -296,7 +296,7 @@ def test_what_is_no_policy_no_pair_and_no_record_is_named(frozen_policy, tmp_pat
     (tmp_path / "text.pt").write_text("no record")
     (tmp_path / "empty.pt").write_text("")
     for name in ("text.pt", "empty.pt"):
-        with pytest.raises(ValueError, match="is no file that `save` wrote"):
+        with pytest.raises(ValueError, match="was not written by `save`"):
             rl.Evaluation.load(tmp_path / name)
 
 

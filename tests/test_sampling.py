@@ -113,8 +113,8 @@ def test_every_setting_is_remembered(policy):
 @pytest.mark.parametrize(
     ("setting", "value", "message"),
     [
-        ("num_generations", 0, "num_generations must be at least 1, got 0"),
-        ("num_generations", -2, "num_generations must be at least 1"),
+        ("num_generations", 0, "num_generations must be a whole number of at least 1, got 0"),
+        ("num_generations", -2, "num_generations must be a whole number of at least 1"),
         ("max_completion_length", 0, "max_completion_length must be at least 1"),
         ("temperature", 0.0, "greedy=True"),
         ("temperature", -1.0, "temperature must be a finite number > 0"),
@@ -209,7 +209,7 @@ GOOD = Completion([5, EOS], [-1.0, -2.0], "eos")
 @pytest.mark.parametrize(
     ("groups", "error", "message"),
     [
-        ([[GOOD, GOOD]], RuntimeError, r"groups of \[2\] completions, expected 2 groups of 2"),
+        ([[GOOD, GOOD]], RuntimeError, r"groups of \[2\], expected 2 groups of 2"),
         ([[GOOD, GOOD], [GOOD]], RuntimeError, r"groups of \[2, 1\]"),
         ([[GOOD, GOOD], [GOOD, Completion([], [], "length")]], RuntimeError, "0 tokens .* prompt 1"),
         ([[GOOD, Completion([5, 6], [-1.0], "length")], [GOOD, GOOD]], RuntimeError, "2 tokens with 1 log.* prompt 0"),

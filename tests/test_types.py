@@ -192,7 +192,7 @@ def test_a_zip_of_another_make_is_named(tmp_path):
         damaged = bytearray(whole)
         damaged[entry + place] = byte
         (tmp_path / "bad.pt").write_bytes(damaged)
-        with pytest.raises(ValueError, match=r"Rollout\.load: .*bad\.pt is no file"):
+        with pytest.raises(ValueError, match=r"Rollout\.load: .*bad\.pt was not written by"):
             rl.Rollout.load(tmp_path / "bad.pt")
 
 

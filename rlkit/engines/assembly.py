@@ -1,12 +1,13 @@
-"""Builds the padded tensors of a `Rollout` from an engine's lists of tokens."""
+"""From an engine's lists of tokens, which are checked, to the padded tensors of a `Rollout`."""
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from rlkit.engine import Completion
+from rlkit.engine import Completion, Engine, EngineError
 from rlkit.engines.token_sampler import left_pad
 from rlkit.engines.token_text import pieces_of
 from rlkit.types import Prompt, PromptBatch, Rollout, SamplingParams
@@ -40,6 +41,31 @@ def cut_at_end(tokens: Sequence[int], eos_ids: Sequence[int]) -> tuple[list[int]
         if token in eos_ids:
             return list(tokens[: place + 1]), True
     return list(tokens), False
+
+
+def check_completions(groups: list[list[Completion]], batch: PromptBatch, num_generations: int, engine: Engine) -> None:
+    """Check what an engine returns: it may be the user's own code."""
+    who, now = f"sample: engine {engine.name!r}", engine.policy.version
+    sizes = [len(group) for group in groups]
+    if sizes != [num_generations] * len(batch):
+        raise RuntimeError(f"{who} returned groups of {sizes}, expected {len(batch)} groups of {num_generations}.")
+    for number, (token_ids, logp, _, version) in enumerate(one for group in groups for one in group):
+        place = number // num_generations
+        if version not in (None, now):
+            raise EngineError(
+                f"{who} drew for prompt {place} with weights of version {version}; the policy is at {now}."
+            )
+        if not token_ids or len(token_ids) != len(logp):
+            raise RuntimeError(
+                f"{who} returned {len(token_ids)} tokens with {len(logp)} log-probabilities for prompt {place}; "
+                "expected one for each, at least one."
+            )
+        if any(map(math.isnan, logp)):
+            raise FloatingPointError(
+                f"{who} returned a NaN log-probability for prompt {place}: the policy's weights or logits are not "
+                "finite. Load the policy again, or resume from a checkpoint. loss_step raises if an update makes "
+                "weights NaN, so something else has changed them."
+            )
 
 
 def assemble(

@@ -158,5 +158,4 @@ def left_pad(prompts: Sequence[Sequence[int]], pad_id: int, device: torch.device
     width = max((len(prompt) for prompt in prompts), default=0)
     ids = torch.tensor([[pad_id] * (width - len(prompt)) + list(prompt) for prompt in prompts], dtype=torch.int64)
     mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts], dtype=torch.int64)
-    shape = (len(prompts), width)  # of a process without a share too
-    return ids.reshape(shape).to(device), mask.reshape(shape).to(device)
+    return ids.reshape(len(prompts), width).to(device), mask.reshape(len(prompts), width).to(device)

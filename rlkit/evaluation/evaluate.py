@@ -22,12 +22,13 @@ from rlkit.evaluation.compare import Comparison, compare
 from rlkit.evaluation.statistics import bootstrap_interval, pass_at_k
 from rlkit.metrics import length_metrics, score_metrics
 from rlkit.prompts import as_rows, make_batch
-from rlkit.record import Record, text_of, with_columns
+from rlkit.record import Record, frame, text_of
 from rlkit.reward_calls.settings import RewardSettings
 from rlkit.sampling import owner_and_engine, sample
 from rlkit.scoring import RewardFunction, score
+from rlkit.step_checks import check_pairing
 from rlkit.support.timing import phase
-from rlkit.types import Rollout, Scores, check_pairing
+from rlkit.types import Rollout, Scores
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -83,13 +84,9 @@ class Evaluation(Record):
 
     def to_pandas(self) -> "pd.DataFrame":
         """One row per completion: texts, columns and rewards."""
-        import pandas as pd
-
         scores = self.scores.to_pandas().drop(columns="group_id")
         rollout = self.rollout.to_pandas()
-        return pd.DataFrame(
-            with_columns({str(n): v for n, v in scores.items()}, {str(n): v for n, v in rollout.items()})
-        )
+        return frame({str(n): v for n, v in scores.items()}, {str(n): v for n, v in rollout.items()})
 
     def per_prompt(self) -> "pd.DataFrame":
         """One row per prompt, in the dataset's order: the row's id, completions, mean reward, successes, pass@k, mean

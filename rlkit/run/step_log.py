@@ -14,7 +14,8 @@ from rlkit.run.location import Home
 from rlkit.run.measurements import Counters, format_line, measure
 from rlkit.run.rollouts import RolloutWriter
 from rlkit.run.trackers import Trackers
-from rlkit.types import Rollout, Scores, Update, check_pairing
+from rlkit.step_checks import check_pairing
+from rlkit.types import Rollout, Scores, Update
 
 
 class StepLog:

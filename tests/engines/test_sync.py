@@ -110,7 +110,7 @@ def test_a_completion_of_other_weights_is_refused(engine, monkeypatch):
         return [[c._replace(version=-1) for c in group] for group in generate(*args, **kwargs)]
 
     monkeypatch.setattr(engine, "generate", older)
-    with pytest.raises(EngineError, match="with the weights of version -1, the policy is at version 0"):
+    with pytest.raises(EngineError, match="with weights of version -1; the policy is at 0"):
         draw(engine)
 
 

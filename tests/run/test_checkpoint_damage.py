@@ -270,7 +270,7 @@ def test_flipped_bits_of_a_record_are_found(tmp_path, place):
     table.save(tmp_path / "vstar.pt")
     assert rl.ValueTable.load(tmp_path / "vstar.pt").digest == table.digest
     flip(tmp_path / "vstar.pt", place)
-    with pytest.raises(ValueError, match=r"ValueTable\.load: .*vstar\.pt is no file that `save` wrote, or is not"):
+    with pytest.raises(ValueError, match=r"ValueTable\.load: .*vstar\.pt was not written by `save`, or is"):
         rl.ValueTable.load(tmp_path / "vstar.pt")
 
 
@@ -278,7 +278,7 @@ def test_flipped_bits_of_a_record_are_found(tmp_path, place):
 def test_a_record_that_was_cut_is_named(tmp_path, size):
     rl.ValueTable(torch.arange(300), torch.rand(300, 8), ("a prompt",) * 300).save(tmp_path / "vstar.pt")
     cut(tmp_path / "vstar.pt", size)
-    with pytest.raises(ValueError, match=r"ValueTable\.load: .*vstar\.pt is no file that `save` wrote"):
+    with pytest.raises(ValueError, match=r"ValueTable\.load: .*vstar\.pt was not written by `save`"):
         rl.ValueTable.load(tmp_path / "vstar.pt")
 
 

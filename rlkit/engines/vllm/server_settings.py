@@ -117,7 +117,7 @@ def offered_rank(rank: int) -> int:
 
 def serve_environment(settings: ServerSettings, environment: Mapping[str, str]) -> dict[str, str]:
     """Environment of vLLM's process: required variables, then the user's, then defaults for a CPU."""
-    package = str(Path(__file__).parents[2])
+    package = str(Path(__file__).parents[3])
     path = os.pathsep.join([package, *filter(None, [environment.get("PYTHONPATH")])])
     must = {
         "VLLM_SERVER_DEV_MODE": "1",
