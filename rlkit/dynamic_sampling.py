@@ -21,7 +21,7 @@ from torch import Tensor
 
 from rlkit.advantages import group_index
 from rlkit.distributed import collectives
-from rlkit.engines.assembly import join
+from rlkit.engines.rollout_assembly import join
 from rlkit.types import PromptBatch, Rollout, Scores, check_pairing
 
 Draw = Callable[[PromptBatch], tuple[Rollout, Scores]]

@@ -12,7 +12,7 @@ import torch
 from rlkit.distributed import collectives
 from rlkit.distributed.sharding import gathered
 from rlkit.engine import Completion, Engine, EngineError, PolicyModelEngine
-from rlkit.engines.assembly import assemble
+from rlkit.engines.rollout_assembly import assemble
 from rlkit.engines.transformers_engine import TransformersEngine
 from rlkit.engines.weights import named_weights, weights_mark
 from rlkit.logps import compute_logps
