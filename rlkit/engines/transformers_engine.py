@@ -131,10 +131,14 @@ def _generate(sampler: TokenSampler, rows: Tensor) -> None:
     from transformers import LogitsProcessorList, StoppingCriteriaList
 
     policy = sampler.policy
+    lm = causal_lm_of(policy.model)  # adapters live inside; a wrapper's generate() would change its settings
     prompts = [sampler.prompts[row // sampler.num_generations] for row in rows.tolist()]
+    ids = torch.tensor(prompts, device=rows.device)
+    # RecurrentGemma keeps states in its modules, and a prompt of one token would go on from those of the last call.
+    lm(input_ids=ids[:1, :1], use_cache=False)
     _call_generate(
-        causal_lm_of(policy.model),  # adapters live inside; a wrapper's generate() would change its settings
-        torch.tensor(prompts, device=rows.device),
+        lm,
+        ids,
         max_new_tokens=sampler.params.max_completion_length,
         eos_token_id=list(policy.eos_ids),
         pad_token_id=policy.pad_id,
