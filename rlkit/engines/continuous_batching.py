@@ -190,10 +190,8 @@ class ContinuousBatching(PolicyModelEngine):
             if self.policy.autocast is not None:
                 manager.warmup()  # without CUDA graphs it only creates the cache
                 _cast_around(manager.batch_processor.cache, lm.dtype)
-            if self.policy.device.type == "cuda":
-                torch.cuda.synchronize(
-                    self.policy.device
-                )  # the passes run on another stream than the sampler's tensors
+            if self.policy.device.type == "cuda":  # the passes run on another stream than the sampler's tensors
+                torch.cuda.synchronize(self.policy.device)
             manager.start()
             for row in range(len(sampler)):
                 manager.add_request(
