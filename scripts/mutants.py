@@ -151,7 +151,7 @@ MUTANTS = [
     Mutant("asleep while loading", "engines/vllm/lifecycle.py", '        self._wake("weights")\n        load()', "        load()", "engines/vllm/test_lifecycle.py"),
     Mutant("a failed load counts", "engines/vllm/lifecycle.py", 'self.version, self.trouble = None, "the last transfer of weights failed"', 'self.trouble = ""', "engines/vllm/test_lifecycle.py"),
     Mutant("cut-off completions accepted", "engines/vllm/sampling_requests.py", 'not in ("stop", "length")', 'in ()', "engines/vllm/test_sampling_requests.py"),
-    Mutant("continuous batching: noise of another position", CHOOSE, "self._noise[rows, step]", "self._noise[rows, step * 0]", "engines/test_continuous_batching.py"),
+    Mutant("noise of another position", CHOOSE, "self._noise[rows, step]", "self._noise[rows, step * 0]", SAMPLING),
     Mutant("continuous batching: attention not put back", "engines/continuous_batching.py", "        if lm.config._attn_implementation != attention:\n", "        if False:\n", "engines/test_continuous_batching.py"),
     Mutant("continuous batching: random state not put back", "engines/continuous_batching.py", "torch.random.fork_rng(devices=devices),", "contextlib.nullcontext(devices),", "engines/test_continuous_batching.py"),
     Mutant("continuous batching: float32 under mixed precision", "engines/continuous_batching.py", "    if policy.autocast is None:\n        yield", "    if True:\n        yield", "engines/test_continuous_batching.py"),

@@ -2,7 +2,8 @@
 
 `transformers_engine` and `continuous_batching` run the policy's own model; `token_sampler` chooses their tokens.
 `weights` streams the policy's weights to engines with a copy, all of which are in `vllm/`. `rollout_assembly` builds a
-`Rollout` from any engine's completions, with the readable tokens of `token_text`. `worker` is a path for vLLM's commands.
+`Rollout` from any engine's completions, with the readable tokens of `token_text`. `worker` is a path that commands of
+vLLM servers name.
 """
 
 from rlkit.engines.continuous_batching import ContinuousBatching
