@@ -1,6 +1,6 @@
 """The policy's weights for an engine that holds a copy: whole tensors under the names of the plain checkpoint.
 
-A stream of `named_parameters()` would leave an engine silently stale or wrong in three ways:
+`named_parameters()` would leave an engine silently stale or wrong in three ways:
 
 - a tied head is one parameter with two names, and an engine that packs the head separately needs both;
 - an adapter is not in the checkpoint: each adapted layer is merged on a *copy*, one layer at a time, so the model's own
@@ -61,13 +61,8 @@ def finite(
 ) -> Iterator[tuple[str, Tensor]]:
     """Pass a stream on, checking that each tensor is finite. Read it to the end before anything is sent.
 
-    NaN would stay in an engine's KV cache after the weights are correct again. The check reads each tensor once: 5 ms
-    for 128 MB on one core, less than a copy.
-
-    Args:
-        weights: names and tensors.
-        where: the caller, for the message.
-        dtype: of the engine's weights, whose largest number is the limit; None takes each tensor's own.
+    NaN would stay in an engine's KV cache after the weights are correct again. `dtype` is that of the engine's weights,
+    whose largest number is the limit; None takes each tensor's own.
 
     Raises:
         ValueError: names the first tensor with NaN, an infinity, or a number that is one in the engine's dtype.
@@ -96,11 +91,6 @@ def finite(
 def check_manifest(ours: Mapping[str, Any], theirs: Mapping[str, Any], where: str) -> None:
     """Compare names and shapes of two manifests before an engine is changed; dtypes may differ (bf16 into fp32).
 
-    Args:
-        ours: manifest of the policy.
-        theirs: manifest of the engine.
-        where: the caller, for the message.
-
     Raises:
         ValueError: names that only one has, or shapes that differ.
 
@@ -115,10 +105,9 @@ def check_manifest(ours: Mapping[str, Any], theirs: Mapping[str, Any], where: st
     shapes = [name for name in ours if name in theirs and tuple(ours[name][0]) != tuple(theirs[name][0])]
     problems = []
     if shapes:
-        first = shapes[0]
+        first, differ = shapes[0], "shape differs" if len(shapes) == 1 else "shapes differ"
         problems.append(
-            f"{len(shapes)} shape{'s differ' if len(shapes) > 1 else ' differs'} ({first}: policy "
-            f"{tuple(ours[first][0])}, engine {tuple(theirs[first][0])})"
+            f"{len(shapes)} {differ} ({first}: policy {tuple(ours[first][0])}, engine {tuple(theirs[first][0])})"
         )
     if missing:
         problems.append(f"the policy lacks {len(missing)} name(s), such as {missing[0]}")
