@@ -18,7 +18,7 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from rlkit.distributed import collectives
-from rlkit.engines.assembly import join
+from rlkit.engines.rollout_assembly import join
 from rlkit.metrics import reward_spread
 from rlkit.step_checks import check_pairing
 from rlkit.types import PromptBatch, Rollout, Scores

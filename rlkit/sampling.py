@@ -10,7 +10,7 @@ import torch
 
 from rlkit.distributed import collectives
 from rlkit.engine import Engine
-from rlkit.engines.assembly import assemble, check_completions
+from rlkit.engines.rollout_assembly import assemble, check_completions
 from rlkit.engines.sync import sync
 from rlkit.engines.transformers_engine import TransformersEngine
 from rlkit.logps import compute_logps

@@ -61,9 +61,9 @@ class Mutant:
 
 ROWS, ROLLOUTS, READER, LINES = "run/rollout_rows.py", "run/rollouts.py", "run/reader.py", "run/line_files.py"
 ADV, LOSS, STEP, LOGPS = "advantages.py", "losses.py", "step.py", "logps.py"
-DECODE, CHOOSE = "engines/decode_loop.py", "engines/token_sampler.py"
+DECODE, CHOOSE = "engines/transformers_engine.py", "engines/token_sampler.py"
 CONVERSATIONS, IDENTITY = "prompts/conversations.py", "prompts/identity.py"
-DRAW, ASSEMBLE = CHOOSE, "engines/assembly.py"
+DRAW, ASSEMBLE = CHOOSE, "engines/rollout_assembly.py"
 SAMPLING = (
     "test_sampling.py engines/test_transformers_engine.py engines/test_token_sampler.py engines/test_architectures.py"
 )
@@ -130,19 +130,20 @@ MUTANTS = [
     Mutant("min_completion_length not counted as truncation", "sampling_params.py", "truncated or self.min_completion_length > 0 or", "truncated or", "test_types.py"),
     Mutant("NaN loss stepped", STEP, "if not math.isfinite(metrics[\"loss\"]):", "if False:", "test_step.py"),
     # the sampler
-    Mutant("end token dropped", DECODE, "lengths[rows[ended | stopped]] = step + 1", "lengths[rows[ended | stopped]] = max(step, 1)", SAMPLING),
-    Mutant("only one end token known", DECODE, "eos_ids = torch.tensor(policy.eos_ids, device=device)", "eos_ids = torch.tensor(policy.eos_ids[:1], device=device)", SAMPLING),
-    Mutant("ids without a token drawn in the decode loop", CHOOSE, "scores = self.rule_out_unused(so_far, scores)", "pass", "engines/test_architectures.py"),
-    Mutant("ids without a token drawn by generate", "engines/model_generate.py", "[_refuse_nan, chooser.rule_out_unused]", "[_refuse_nan]", "engines/test_architectures.py"),
-    Mutant("sampled without the temperature", CHOOSE, "self.processors(so_far, scores / self.params.temperature)", "self.processors(so_far, scores)", SAMPLING),
-    Mutant("sampler's log-probability without the temperature", CHOOSE, "return token, tempered.log_softmax(-1)", "return token, logits.log_softmax(-1)", SAMPLING),
-    Mutant("sampler's log-probability of the truncated distribution", CHOOSE, "return token, tempered.log_softmax(-1)", "return token, scores.log_softmax(-1)", SAMPLING),
+    Mutant("end token dropped", CHOOSE, "columns = (self._tokens, self._logp, self._lengths, self._reasons)", "columns = (self._tokens, self._logp, (self._lengths - (self._reasons > 0).long()).clamp(min=1), self._reasons)", SAMPLING),
+    Mutant("only one end token known", CHOOSE, "self._eos = torch.tensor(policy.eos_ids, device=device)", "self._eos = torch.tensor(policy.eos_ids[:1], device=device)", SAMPLING),
+    Mutant("ids without a token drawn", CHOOSE, "if len(self._unused):", "if False:", "engines/test_architectures.py"),
+    Mutant("a recurrent model reads its neighbours", DECODE, "if not self._can_generate_batches:", "if False:", "engines/test_architectures.py"),
+    Mutant("a recurrent model goes on from the last call's states", DECODE, "    lm(input_ids=ids[:1, :1], use_cache=False)\n", "", "engines/test_architectures.py"),
+    Mutant("sampled without the temperature", CHOOSE, "self._processors(self._tokens[rows], scores / temperature)", "self._processors(self._tokens[rows], scores)", SAMPLING),
+    Mutant("sampler's log-probability without the temperature", CHOOSE, "(logits / temperature).log_softmax(-1)", "logits.log_softmax(-1)", SAMPLING),
+    Mutant("sampler's log-probability of the truncated distribution", CHOOSE, "(logits / temperature).log_softmax(-1)", "scores.log_softmax(-1)", SAMPLING),
     Mutant("positions off by one", DECODE, "    position = mask.sum(-1)\n", "    position = mask.sum(-1) + 1\n", SAMPLING),
     Mutant("every group gets the same noise", DRAW, "SeedSequence([*seed_words(seed), *seed_words(group), g])", "SeedSequence([*seed_words(seed), g])", SAMPLING),
     Mutant("every completion of a group gets the same noise", DRAW, "SeedSequence([*seed_words(seed), *seed_words(group), g])", "SeedSequence([*seed_words(seed), *seed_words(group)])", SAMPLING),
-    Mutant("tied head left out of the weights", "engines/weights.py", "in module.named_parameters(remove_duplicate=False):", "in module.named_parameters():", "engines/test_weights.py"),
+    Mutant("tied head left out of the weights", "engines/weights.py", "yield from _tensors(child, f\"{prefix}{name}.\")", "yield from () if name == \"lm_head\" else _tensors(child, f\"{prefix}{name}.\")", "engines/test_weights.py"),
     Mutant("adapter not merged", "engines/weights.py", "        twin.merge()\n", "        twin.eval()\n", "engines/test_weights.py"),
-    Mutant("merged in place", "engines/weights.py", "twin = copy.deepcopy(layer)", "twin = layer", "engines/test_weights.py"),
+    Mutant("merged in place", "engines/weights.py", "twin = copy.deepcopy(module)", "twin = module", "engines/test_weights.py"),
     Mutant("a stale engine draws", "sampling.py", "    sync(engine)\n    completions", "    completions", "engines/test_sync.py"),
     Mutant("weights changed by hand are not noticed", "engines/sync.py", "engine.version != policy.version or changed)", "engine.version != policy.version)", "engines/test_sync.py"),
     Mutant("truncated log-probabilities kept", "sampling.py", "if not engine.renormalises(params):", "if True:", "engines/test_sync.py"),
@@ -150,13 +151,13 @@ MUTANTS = [
     Mutant("asleep while loading", "engines/vllm/lifecycle.py", '        self._wake("weights")\n        load()', "        load()", "engines/vllm/test_lifecycle.py"),
     Mutant("a failed load counts", "engines/vllm/lifecycle.py", 'self.version, self.trouble = None, "the last transfer of weights failed"', 'self.trouble = ""', "engines/vllm/test_lifecycle.py"),
     Mutant("cut-off completions accepted", "engines/vllm/sampling_requests.py", 'not in ("stop", "length")', 'in ()', "engines/vllm/test_sampling_requests.py"),
-    Mutant("continuous batching: noise of another position", "engines/continuous_sampler.py", "self._noise[belongs, steps]", "self._noise[belongs, steps * 0]", "engines/test_continuous_batching.py"),
+    Mutant("noise of another position", CHOOSE, "self._noise[rows, step]", "self._noise[rows, step * 0]", SAMPLING),
     Mutant("continuous batching: attention not put back", "engines/continuous_batching.py", "        if lm.config._attn_implementation != attention:\n", "        if False:\n", "engines/test_continuous_batching.py"),
     Mutant("continuous batching: random state not put back", "engines/continuous_batching.py", "torch.random.fork_rng(devices=devices),", "contextlib.nullcontext(devices),", "engines/test_continuous_batching.py"),
     Mutant("continuous batching: float32 under mixed precision", "engines/continuous_batching.py", "    if policy.autocast is None:\n        yield", "    if True:\n        yield", "engines/test_continuous_batching.py"),
     Mutant("the probe asks at another temperature", "engines/vllm/probe.py", "(1.0 if raw else TEMPERATURE)", "1.0", "engines/test_sync.py"),
     Mutant("tokens of probability 0 drawn", DRAW, "right=True)", "right=False)", SAMPLING),
-    Mutant("mask from the pad id", ASSEMBLE, "torch.arange(width) < lengths[:, None]", "ids.reshape(len(tokens), width) != pad_id", SAMPLING),
+    Mutant("mask from the pad id", ASSEMBLE, "_pad([torch.ones_like(row) for row in rows], side).bool()", "_pad(rows, side, pad_id) != pad_id", SAMPLING),
     Mutant("truncated flag turned", ASSEMBLE, 'c.finish_reason == "length"', 'c.finish_reason != "length"', SAMPLING),
     Mutant("end ids of the configs ignored", "causal_lm.py", "for value in [tokenizer.eos_token_id, *(getattr(config, \"eos_token_id\", None) for config in configs if config)]:", "for value in [tokenizer.eos_token_id]:", "test_policy.py"),
     Mutant("reference is the policy itself", "policy.py", "model = copy.deepcopy(self.model).requires_grad_(False)", "model = self.model", "test_policy.py test_step.py"),
@@ -284,7 +285,7 @@ MUTANTS = [
     Mutant("a disabled adapter leaves an engine stale", "engines/weights.py", "parts.append((module._disable_adapters, getattr(", "parts.append((0, getattr(", "engines/test_weights.py"),
     Mutant("scratch buffers change the mark", "engines/weights.py", "module._buffers.keys() - module._non_persistent_buffers_set", "module._buffers.keys()", "engines/test_weights.py"),
     Mutant("modules of a disabled adapter go over", "engines/weights.py", "off = module.disable_adapters or not module.active_adapters", "off = not module.active_adapters", "engines/test_weights.py"),
-    Mutant("layers of a disabled adapter merged", "engines/weights.py", "if layer.disable_adapters or layer.merged:", "if layer.merged:", "engines/test_weights.py"),
+    Mutant("layers of a disabled adapter merged", "engines/weights.py", "if module.disable_adapters or module.merged:", "if module.merged:", "engines/test_weights.py"),
     Mutant("NaN go over", "engines/weights.py", "if not (low >= -limit and high <= limit):", "if low < -limit or high > limit:", "engines/test_weights.py"),
     Mutant("-inf goes over", "engines/weights.py", "if not (low >= -limit and high <= limit):", "if not high <= limit:", "engines/test_weights.py"),
     Mutant("numbers too large for the engine go over", "engines/weights.py", "kind = dtype or tensor.dtype", "kind = tensor.dtype", "engines/test_weights.py"),
@@ -411,8 +412,8 @@ MUTANTS = [
     # engines
     Mutant("an engine of another shape accepted", "engines/weights.py", "    if shapes:\n", "    if False:\n", "engines/test_weights.py engines/test_sync.py"),
     Mutant("an engine with further weights accepted", "engines/weights.py", "    if missing:\n", "    if False:\n", "engines/test_weights.py"),
-    Mutant("buffers left out of the weights", "engines/weights.py", "            if name not in part._non_persistent_buffers_set:\n", "            if False:\n", "engines/test_weights.py"),
-    Mutant("an adapter that unties the head handed over", "engines/weights.py", "if adapted and is_tied(policy):", "if False:", "engines/test_weights.py"),
+    Mutant("buffers left out of the weights", "engines/weights.py", "[*module._parameters.items(), *module._buffers.items()]", "module._parameters.items()", "engines/test_weights.py"),
+    Mutant("an adapter that unties the head handed over", "engines/weights.py", "if hasattr(model, \"peft_config\") and is_tied(policy):", "if False:", "engines/test_weights.py"),
     Mutant("the probe judges by the best token", "engines/vllm/probe.py", "return bool(gap.max() <= MAX_GAP[self._dtype])", "return bool(gap.min() <= MAX_GAP[self._dtype])", "engines/test_sync.py"),
     Mutant("a small step that never arrived passes the probe", "engines/vllm/probe.py", "if same_as_before or not self._close(gap):", "if not self._close(gap):", "engines/test_sync.py"),
     Mutant("stale weights told only where nothing rounds otherwise", "engines/vllm/probe.py", "self._close((answer.engine - before.engine).abs())", "torch.equal(answer.engine, before.engine)", "engines/test_sync.py"),

@@ -78,11 +78,9 @@ def test_terminated_lengths_are_zero_where_nothing_ended():
 def test_an_end_token_at_the_limit_is_not_truncation():
     """Completion [5,106,9,9], EOS ids {1,106}: cut after 106, not truncated, two tokens count."""
     from rlkit.engine import Completion
-    from rlkit.engines.assembly import assemble, cut_at_end
+    from rlkit.engines.rollout_assembly import assemble
 
     policy = tiny_policy()
-    tokens, ended = cut_at_end([5, 106, 9, 9], eos_ids=[1, 106])
-    assert (tokens, ended) == ([5, 106], True)
     both = [[Completion([5, 6], [-1.0, -1.0], "eos"), Completion([5, 6, 9, 9], [-1.0] * 4, "length")]]
     params = rl.SamplingParams(max_completion_length=4)
     rollout = assemble(policy, rl.make_batch(policy, ["1="]), both, params, "test")

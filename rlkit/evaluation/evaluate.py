@@ -16,7 +16,7 @@ import torch
 
 from rlkit.distributed import collectives
 from rlkit.engine import Engine
-from rlkit.engines.assembly import join
+from rlkit.engines.rollout_assembly import join
 from rlkit.engines.transformers_engine import TransformersEngine
 from rlkit.evaluation.compare import Comparison, compare
 from rlkit.evaluation.statistics import bootstrap_interval, pass_at_k

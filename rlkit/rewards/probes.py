@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from rlkit.engine import Completion
-from rlkit.engines.assembly import assemble
+from rlkit.engines.rollout_assembly import assemble
 from rlkit.prompts import make_batch
 from rlkit.record import text_of
 from rlkit.scoring import RewardFunction, score

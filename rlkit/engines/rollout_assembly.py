@@ -2,45 +2,38 @@
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from rlkit.engine import Completion, Engine, EngineError
-from rlkit.engines.token_sampler import left_pad
 from rlkit.engines.token_text import pieces_of
-from rlkit.types import Prompt, PromptBatch, Rollout, SamplingParams
+from rlkit.types import PromptBatch, Rollout, SamplingParams
 
 if TYPE_CHECKING:
     from rlkit.policy import Policy
 
 
-def pad_completions(tokens: Sequence[Sequence[int]], pad_id: int) -> tuple[Tensor, Tensor]:
-    """Pad token lists on the right; the mask comes from the lengths, so a pad id equal to EOS stays counted.
+def pad_tokens(
+    tokens: Sequence[Sequence[int]], pad_id: int, *, side: Literal["left", "right"] = "right"
+) -> tuple[Tensor, Tensor]:
+    """Token lists as (B,L) ids and bool mask, from the lengths, so a token that equals the pad id stays counted.
 
     Example:
-        >>> ids, mask = pad_completions([[7, 8, 2], [7]], pad_id=2)
+        >>> ids, mask = pad_tokens([[7, 8, 2], [7]], pad_id=2)
         >>> ids.tolist(), mask.int().tolist()
         ([[7, 8, 2], [7, 2, 2]], [[1, 1, 1], [1, 0, 0]])
     """
-    width = max((len(row) for row in tokens), default=0)
-    ids = torch.tensor([list(row) + [pad_id] * (width - len(row)) for row in tokens], dtype=torch.int64)
-    lengths = torch.tensor([len(row) for row in tokens], dtype=torch.int64)
-    return ids.reshape(len(tokens), width), torch.arange(width) < lengths[:, None]
+    rows = [torch.tensor(row, dtype=torch.int64) for row in tokens]
+    return _pad(rows, side, pad_id), _pad([torch.ones_like(row) for row in rows], side).bool()
 
 
-def cut_at_end(tokens: Sequence[int], eos_ids: Sequence[int]) -> tuple[list[int], bool]:
-    """Cut a completion after its first end-of-sequence token; the flag says whether there was one.
-
-    Example:
-        >>> cut_at_end([5, 106, 9, 9], eos_ids=[1, 106])
-        ([5, 106], True)
-    """
-    for place, token in enumerate(tokens):
-        if token in eos_ids:
-            return list(tokens[: place + 1]), True
-    return list(tokens), False
+def _pad(rows: Sequence[Tensor], side: str = "right", value: float = 0) -> Tensor:
+    if not rows:
+        return torch.zeros(0, 0, dtype=torch.int64)
+    return pad_sequence(list(rows), batch_first=True, padding_value=value, padding_side=side)
 
 
 def check_completions(groups: list[list[Completion]], batch: PromptBatch, num_generations: int, engine: Engine) -> None:
@@ -79,8 +72,8 @@ def assemble(
     counts = [len(group) for group in completions]
     flat = [completion for group in completions for completion in group]
     owner = [prompt for prompt, count in enumerate(counts) for _ in range(count)]
-    prompt_ids, prompt_mask = left_pad(batch.token_ids, policy.pad_id, policy.device)
-    completion_ids, completion_mask = pad_completions([c.token_ids for c in flat], policy.pad_id)
+    prompt_ids, prompt_mask = pad_tokens(batch.token_ids, policy.pad_id, side="left")
+    completion_ids, completion_mask = pad_tokens([c.token_ids for c in flat], policy.pad_id)
     logp = torch.zeros(completion_ids.shape, dtype=torch.float32)
     logp[completion_mask] = torch.tensor([value for c in flat for value in c.logp], dtype=torch.float32)
     # transformers decodes an empty batch to one empty text
@@ -89,8 +82,8 @@ def assemble(
     device, index = policy.device, torch.tensor(owner, dtype=torch.int64)
     columns = dict.fromkeys(name for row in batch.rows for name in row if name != "prompt")
     return Rollout(
-        prompt_ids=prompt_ids[index.to(device)],
-        prompt_mask=prompt_mask[index.to(device)].bool(),
+        prompt_ids=prompt_ids[index].to(device),
+        prompt_mask=prompt_mask[index].to(device),
         completion_ids=completion_ids.to(device),
         completion_mask=completion_mask.to(device),
         sampler_logp=logp.to(device),
@@ -98,7 +91,10 @@ def assemble(
         row_id=batch.row_id[index].to(device),
         truncated=torch.tensor([c.finish_reason == "length" for c in flat], dtype=torch.bool).to(device),
         prompts=tuple(row["prompt"] for row in rows),
-        completions=tuple(_in_form_of(row["prompt"], text) for row, text in zip(rows, texts, strict=True)),
+        completions=tuple(
+            text if isinstance(row["prompt"], str) else [{"role": "assistant", "content": text}]  # TRL's form
+            for row, text in zip(rows, texts, strict=True)
+        ),
         columns={name: tuple(row.get(name) for row in rows) for name in columns},
         sampling=params,
         policy_version=policy.version,
@@ -107,37 +103,27 @@ def assemble(
     )
 
 
-def _in_form_of(prompt: Prompt, text: str) -> Any:
-    """Text for a text prompt, a list with one assistant message for a conversation (TRL's form)."""
-    return text if isinstance(prompt, str) else [{"role": "assistant", "content": text}]
-
-
 def join(rollouts: Sequence[Rollout], pad_id: int) -> Rollout:
     """Concatenate rollouts that were sampled with the same settings, on the CPU."""
     kept = [rollout for rollout in rollouts if len(rollout)] or list(rollouts[:1])
-    wide = max(rollout.prompt_ids.shape[1] for rollout in kept)
-    long = max(rollout.completion_ids.shape[1] for rollout in kept)
 
-    def rows(name: str, width: int | None = None, *, left: bool = False, fill: float = 0) -> Tensor:
-        parts = [getattr(rollout, name).cpu() for rollout in kept]
-        if width is not None:
-            gaps = [width - part.shape[1] for part in parts]
-            parts = [
-                torch.nn.functional.pad(part, (gap, 0) if left else (0, gap), value=fill)
-                for part, gap in zip(parts, gaps, strict=True)
-            ]
-        return torch.cat(parts)
+    def padded(name: str, side: str = "right", value: float = 0) -> Tensor:
+        rows = [row for rollout in kept for row in getattr(rollout, name).cpu()]
+        return _pad(rows, side, value).to(getattr(kept[0], name).dtype)  # without rows it has no dtype
+
+    def flat(name: str) -> Tensor:
+        return torch.cat([getattr(rollout, name).cpu() for rollout in kept])
 
     names = dict.fromkeys(name for rollout in kept for name in rollout.columns)
     return Rollout(
-        prompt_ids=rows("prompt_ids", wide, left=True, fill=pad_id),
-        prompt_mask=rows("prompt_mask", wide, left=True),
-        completion_ids=rows("completion_ids", long, fill=pad_id),
-        completion_mask=rows("completion_mask", long),
-        sampler_logp=rows("sampler_logp", long),
-        group_id=rows("group_id"),
-        row_id=rows("row_id"),
-        truncated=rows("truncated"),
+        prompt_ids=padded("prompt_ids", "left", pad_id),
+        prompt_mask=padded("prompt_mask", "left"),
+        completion_ids=padded("completion_ids", value=pad_id),
+        completion_mask=padded("completion_mask"),
+        sampler_logp=padded("sampler_logp"),
+        group_id=flat("group_id"),
+        row_id=flat("row_id"),
+        truncated=flat("truncated"),
         prompts=tuple(prompt for rollout in kept for prompt in rollout.prompts),
         completions=tuple(completion for rollout in kept for completion in rollout.completions),
         columns={
