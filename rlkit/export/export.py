@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rlkit._version import __version__
-from rlkit.export.analysis import Program, analyse, deeper
+from rlkit.export.analysis import analyse
 from rlkit.export.checks import ERRORS, Facts
 from rlkit.export.lint import WARNINGS
 from rlkit.export.parameters import read_parameters
@@ -49,19 +49,18 @@ def export_text(notebook: str | os.PathLike[str], *, name: str | None = None, st
     """
     read = read_notebook(notebook)
     program = analyse(read)
-    with deeper():
-        parameters = read_parameters(program)
-        placement = place(program, parameters.cell)
-        facts = Facts(program, parameters, placement)
-        problems = [*program.problems, *parameters.problems]
-        for check in (*ERRORS, *WARNINGS):
-            problems += check(facts)
-    problems = sorted(_not_allowed(problems, program), key=lambda one: (one.cell, one.line, one.code))
-    stopping = [one for one in problems if one.is_error or (strict and one.code.startswith("W"))]
-    if any(one.is_error for one in stopping):
-        raise ExportError(read.name, [one for one in problems if not one.code.startswith("N")])
-    if stopping:
-        raise ExportError(read.name, stopping)
+    parameters = read_parameters(program)
+    placement = place(program, parameters.cell)
+    facts = Facts(program, parameters, placement)
+    found = [*program.problems, *parameters.problems, *(one for check in (*ERRORS, *WARNINGS) for one in check(facts))]
+    allowed = {(cell.number, line): codes for cell in program.cells for line, codes in cell.layout.allowed.items()}
+    problems = sorted(
+        (one for one in found if one.is_error or one.code not in allowed.get((one.cell, one.line), ())),
+        key=lambda one: (one.cell, one.line, one.code),
+    )
+    serious = [one for one in problems if not one.code.startswith("N")]
+    if any(one.is_error or strict for one in serious):
+        raise ExportError(read.name, serious)
     script = name or script_path(Path(read.name), None).name
     text = write_script(program, parameters, placement, name=str(printable(script)), version=__version__)
     try:
@@ -113,7 +112,7 @@ def export(
 
 
 def script_path(notebook: Path, out: str | os.PathLike[str] | None, *, into_folder: bool = False) -> Path:
-    """Where the script goes: `out`, in the folder `out`, which may have to be made, or beside the notebook."""
+    """Where the script goes: to the file `out`, into the folder `out` (`into_folder`: also a new one), or beside."""
     if out is None:
         return notebook.with_name(f"{notebook.stem}{'_run' if notebook.suffix == '.py' else ''}.py")
     target = Path(out)
@@ -132,16 +131,3 @@ def write_safely(target: Path, text: str) -> None:
     partial = target.with_name(target.name + ".partial")
     partial.write_text(text, encoding="utf-8", newline="\n")
     os.replace(partial, target)
-
-
-def _not_allowed(problems: list[Problem], program: Program) -> list[Problem]:
-    """Without the warnings that a comment on their line silences."""
-    allowed = {cell.number: cell.allowed for cell in program.cells}
-    return [
-        problem
-        for problem in problems
-        if not (
-            problem.code.startswith("W")
-            and problem.code in allowed.get(problem.cell, {}).get(problem.line, frozenset[str]())
-        )
-    ]
