@@ -209,15 +209,9 @@ def postpones(source: str) -> bool:
 
 
 def analyse_cell(cell: Cell, source: str, postponed: bool = False) -> tuple[CodeCell | None, list[Problem]]:
-    """Analyse a cell.
+    """Analyse a cell whose text as plain Python is `source`: None with E103 if that is not Python.
 
-    Args:
-        cell: the cell.
-        source: its text as plain Python.
-        postponed: annotations are not evaluated.
-
-    Returns:
-        The cell, or None with E103 if it is not Python.
+    Annotations that are `postponed` are not evaluated.
     """
     try:
         with warnings.catch_warnings():

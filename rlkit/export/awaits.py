@@ -31,15 +31,7 @@ def _refused(node: ast.AST) -> str:
 
 
 def rewrite_awaits(source: str, tree: ast.Module, cell: int) -> tuple[str, list[Problem]]:
-    """Rewrite a cell.
-
-    Args:
-        source: a cell in plain Python.
-        tree: its syntax tree.
-        cell: its number, for the messages.
-
-    Returns:
-        The text, of as many lines, and E103 for what cannot be rewritten.
+    """A cell's text, of as many lines, without `await` at its level; and E103 for what cannot be rewritten.
 
     Example:
         >>> source = "a = await f(await g())"

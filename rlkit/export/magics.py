@@ -26,15 +26,7 @@ INSTEAD = {
 
 
 def plain_python(source: str, cell: int) -> tuple[str, list[Problem]]:
-    """Replace IPython syntax.
-
-    Args:
-        source: text of a cell.
-        cell: its number, for the messages.
-
-    Returns:
-        Text of as many lines, and what was found: E101, or N001 for a line that was left out.
-    """
+    """A cell's text without IPython syntax, of as many lines; and E101 for it, or N001 for a line left out."""
     from IPython.core.inputtransformer2 import TransformerManager, make_tokens_by_line
 
     manager: Any = TransformerManager()

@@ -165,12 +165,7 @@ RULES: tuple[Callable[[Unit, Before], Decision | None], ...] = (
 
 
 def place(program: Program, parameters: int | None) -> Placement:
-    """Decide for each unit.
-
-    Args:
-        program: the cells.
-        parameters: number of the parameters cell, or None.
-    """
+    """Decide for each unit; `parameters` is the number of the parameters cell."""
     fixed = {cell.number for cell in program.cells if "setup" in cell.cell.roles or cell.number == parameters}
     before = Before(Names(Counter(name for unit in program.units for name in unit.binds)), frozenset(fixed))
     decisions: dict[Unit, Decision] = {}

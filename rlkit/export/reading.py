@@ -54,10 +54,7 @@ class Notebook:
 
 
 def read_notebook(path: str | os.PathLike[str]) -> Notebook:
-    """Read a notebook.
-
-    Args:
-        path: an `.ipynb` file, a percent script (`.py`) or MyST Markdown (`.md`); the last two need jupytext.
+    """Read an `.ipynb` file, or with jupytext a percent script (`.py`) or MyST Markdown (`.md`).
 
     Raises:
         FileNotFoundError: no such file.
@@ -101,11 +98,7 @@ def _writable(text: str) -> str:
 
 
 def _cell(number: int, cell: Any) -> Cell:
-    """A cell. Metadata that is missing or null holds no tags.
-
-    Raises:
-        ValueError: what a cell must have is missing, or is of another type.
-    """
+    """A cell; ValueError if something is missing or of another type. Metadata that is missing or null holds no tags."""
     if not isinstance(cell, Mapping):
         raise ValueError(f"expected an object, got {type(cell).__name__}")
     kind, source, metadata = cell.get("cell_type"), cell.get("source"), cell.get("metadata")

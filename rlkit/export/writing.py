@@ -20,15 +20,7 @@ def code_hash(program: Program) -> str:
 
 
 def write_script(program: Program, parameters: Parameters, placement: Placement, *, name: str, version: str) -> str:
-    """The script of a notebook.
-
-    Args:
-        program: its cells.
-        parameters: its parameters.
-        placement: where each statement goes.
-        name: file name of the script, for the header.
-        version: of rlkit.
-    """
+    """The script of a notebook; `name` is its file name, `version` that of rlkit, for the header."""
     above: list[str] = []  # module level
     below: list[str] = []  # the guarded block
     by_number = {cell.number: cell for cell in program.cells}

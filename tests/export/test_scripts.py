@@ -336,9 +336,7 @@ def test_running_the_notebook_does_not_change_the_script(tmp_path):
 def test_check_says_what_is_stale(tmp_path, capsys):
     path = write(tmp_path, "x = 1")
     arguments = ["export", str(path), "-o", str(tmp_path / "s.py")]
-    assert (
-        main([*arguments, "--check"]) == 1 and "s.py is missing. Write it anew: rlkit export" in capsys.readouterr().err
-    )
+    assert main([*arguments, "--check"]) == 1 and "s.py is missing. Write it: rlkit export" in capsys.readouterr().err
     assert main(arguments) == 0 and main([*arguments, "--check"]) == 0
     write(tmp_path, "x = 2")
     before = (tmp_path / "s.py").read_bytes()

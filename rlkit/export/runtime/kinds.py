@@ -14,12 +14,7 @@ CONTAINERS = {"list": 1, "tuple": 1, "set": 1, "dict": 2}  # types in their brac
 
 
 def kind_of(value: Any) -> str | None:
-    """The kind of a default without annotation; None for a value that does not tell its type, like None.
-
-    Example:
-        >>> kind_of(3e-4), kind_of(True), kind_of(None)
-        ('float', 'bool', None)
-    """
+    """The kind of a default without annotation; None for a value that does not tell its type, like None."""
     name = type(value).__name__
     return name if name in SIMPLE else None
 
@@ -32,10 +27,9 @@ def normalise(annotation: ast.expr) -> str | None:
         'list[int] | None'
     """
     if isinstance(annotation, ast.Constant):
-        if annotation.value is None:
-            return "None"
         try:
-            return normalise(_expression(annotation.value)) if isinstance(annotation.value, str) else None
+            text = annotation.value
+            return "None" if text is None else normalise(_expression(text)) if isinstance(text, str) else None
         except (SyntaxError, ValueError):
             return None
     name = _name(annotation)
@@ -46,8 +40,7 @@ def normalise(annotation: ast.expr) -> str | None:
         return _union([annotation.left, annotation.right])
     if not isinstance(annotation, ast.Subscript):
         return None
-    outer, inner = _name(annotation.value), annotation.slice
-    parts = list(inner.elts) if isinstance(inner, ast.Tuple) else [inner]
+    outer, parts = _name(annotation.value), _parts(annotation)
     if outer == "Optional":
         return _union([*parts, ast.Constant(None)]) if len(parts) == 1 else None
     if outer == "Union":
@@ -56,7 +49,7 @@ def normalise(annotation: ast.expr) -> str | None:
         choices = [getattr(part, "value", part) for part in parts]
         return f"Literal{choices!r}" if all(isinstance(one, str | int | float | None) for one in choices) else None
     outer = ALIASES.get(outer or "", outer or "")
-    endless = outer == "tuple" and len(parts) == 2 and isinstance(parts[1], ast.Constant) and parts[1].value is ...
+    endless = outer == "tuple" and _is_endless(parts)
     if len(parts) != CONTAINERS.get(outer, -1) and not (outer == "tuple" and parts):
         return None
     texts = [normalise(part) for part in parts[: 1 if endless else None]] + ["..."] * endless
@@ -64,10 +57,7 @@ def normalise(annotation: ast.expr) -> str | None:
 
 
 def accept(value: Any, kind: str) -> Any:
-    """Check a default, or a value of a config file; returns it, converted from an int or a list where that is allowed.
-
-    Raises:
-        ValueError: the value is of another kind.
+    """A default, or a value of a config file, converted from an int or a list where allowed; ValueError if it is wrong.
 
     Example:
         >>> accept(1, "float | None"), accept([1, 2], "tuple[int, ...]")
@@ -77,10 +67,7 @@ def accept(value: Any, kind: str) -> Any:
 
 
 def from_text(text: str, kind: str) -> Any:
-    """Read a value of a command line; lists, dicts, tuples and sets are JSON.
-
-    Raises:
-        ValueError: the text is not of that kind.
+    """Read a value of a command line; lists, dicts, tuples and sets are JSON. ValueError if it is of another kind.
 
     Example:
         >>> from_text("3", "int | None"), from_text("none", "int | None"), from_text("[1, 2]", "list[int]")
@@ -103,6 +90,15 @@ def _name(node: ast.expr) -> str | None:
     if isinstance(node, ast.Attribute):
         return node.attr
     return node.id if isinstance(node, ast.Name) else None
+
+
+def _parts(node: ast.Subscript) -> list[ast.expr]:
+    return list(node.slice.elts) if isinstance(node.slice, ast.Tuple) else [node.slice]
+
+
+def _is_endless(parts: list[ast.expr]) -> bool:
+    """True for the brackets of `tuple[int, ...]`."""
+    return len(parts) == 2 and isinstance(parts[1], ast.Constant) and parts[1].value is ...
 
 
 def _union(parts: list[ast.expr]) -> str | None:
@@ -141,7 +137,7 @@ def _accept(value: Any, node: ast.expr) -> Any:
 
 def _accept_inside(value: Any, node: ast.Subscript) -> Any:
     outer = _name(node.value) or ""
-    parts = list(node.slice.elts) if isinstance(node.slice, ast.Tuple) else [node.slice]
+    parts = _parts(node)
     if outer == "Literal":
         choices = _choices(node)
         if any(type(value) is type(choice) and value == choice for choice in choices):
@@ -150,7 +146,7 @@ def _accept_inside(value: Any, node: ast.Subscript) -> Any:
     whole = _accept(value, ast.Name(outer))
     if outer == "dict":
         return {_accept(key, parts[0]): _accept(one, parts[1]) for key, one in whole.items()}
-    if outer == "tuple" and not (len(parts) == 2 and isinstance(parts[1], ast.Constant) and parts[1].value is ...):
+    if outer == "tuple" and not _is_endless(parts):
         if len(parts) != len(whole):
             raise ValueError(f"expected {len(parts)} values, got {value!r}")
         return tuple(_accept(one, part) for one, part in zip(whole, parts, strict=True))

@@ -3,7 +3,6 @@
 import argparse
 import shlex
 from collections.abc import Sequence
-from dataclasses import fields
 from typing import Any, Literal, get_args
 
 from rlkit.export.slurm.job import WORDS, SlurmSettings, check_word
@@ -33,10 +32,7 @@ FLAGS: dict[str, tuple[str, type, str, str]] = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add `--slurm FILE`, the options of the job, and `--launch` to a parser; `from_arguments` reads them.
-
-    The names in the namespace begin with `slurm`, apart from `launch`.
-    """
+    """Add `--slurm FILE`, the options of the job, and `--launch` to a parser; `from_arguments` reads them."""
     group = parser.add_argument_group("SLURM job", "also write a batch file for the script (docs/slurm.md)")
     group.add_argument("--slurm", metavar="FILE", help="the batch file to write")
     for flag, (field, kind, metavar, text) in FLAGS.items():
@@ -45,16 +41,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def from_arguments(namespace: argparse.Namespace) -> SlurmSettings | None:
-    """The job that the command line describes; None without `--slurm`.
-
-    Raises:
-        ValueError: options of a job without `--slurm`, or invalid values.
-    """
-    given: dict[str, Any] = {
-        field.name: value
-        for field in fields(SlurmSettings)
-        if (value := getattr(namespace, f"slurm_{field.name}", None)) is not None
-    }
+    """The job that the command line describes; None without `--slurm`."""
+    given: dict[str, Any] = {field: getattr(namespace, f"slurm_{field}") for field, *_ in FLAGS.values()}
+    given = {field: value for field, value in given.items() if value is not None}
     if namespace.slurm is None:
         used_by_launch = {"gpus_per_node", "script_args"} if namespace.launch else set()
         lost = [flag for flag, (field, *_) in FLAGS.items() if field in given and field not in used_by_launch]
@@ -68,11 +57,7 @@ def from_arguments(namespace: argparse.Namespace) -> SlurmSettings | None:
 
 
 def split_words(name: str, text: str) -> tuple[str, ...]:
-    """Split a command-line value into words by the shell's quoting rules; nothing in it is run.
-
-    Raises:
-        ValueError: an unclosed quotation mark.
-    """
+    """Split a command-line value into words by the shell's quoting rules; nothing in it is run."""
     try:
         return tuple(shlex.split(text))
     except ValueError as error:
@@ -82,14 +67,7 @@ def split_words(name: str, text: str) -> tuple[str, ...]:
 def launch_command(script: str, kind: str, *, processes: int | None = None, arguments: Sequence[str] = ()) -> str:
     """The command that runs an exported script on this machine, quoted for a shell.
 
-    Args:
-        script: the script.
-        kind: "torchrun", or "local" for one process.
-        processes: processes of torchrun; None starts one for each GPU.
-        arguments: arguments of the script.
-
-    Raises:
-        ValueError: another kind, or processes below 1.
+    "torchrun" starts one process for each GPU unless `processes` says how many, "local" one in all.
 
     Example:
         >>> launch_command("my run.py", "torchrun", processes=2, arguments=["--lr", "3e-6"])
