@@ -5,6 +5,7 @@ int, 1 not as a bool, "False" not as a bool. An int is accepted as a float.
 """
 
 import ast
+import contextlib
 import json
 from typing import Any
 
@@ -32,8 +33,7 @@ def normalise(annotation: ast.expr) -> str | None:
             return "None" if text is None else normalise(_expression(text)) if isinstance(text, str) else None
         except (SyntaxError, ValueError):
             return None
-    name = _name(annotation)
-    if name is not None:
+    if name := _name(annotation):
         name = ALIASES.get(name, name)
         return name if name in SIMPLE else None
     if isinstance(annotation, ast.BinOp) and isinstance(annotation.op, ast.BitOr):
@@ -48,7 +48,7 @@ def normalise(annotation: ast.expr) -> str | None:
     if outer == "Literal":
         choices = [getattr(part, "value", part) for part in parts]
         return f"Literal{choices!r}" if all(isinstance(one, str | int | float | None) for one in choices) else None
-    outer = ALIASES.get(outer or "", outer or "")
+    outer = ALIASES.get(outer, outer)
     endless = outer == "tuple" and _is_endless(parts)
     if len(parts) != CONTAINERS.get(outer, -1) and not (outer == "tuple" and parts):
         return None
@@ -75,10 +75,8 @@ def from_text(text: str, kind: str) -> Any:
     """
     node = _expression(kind)
     for part in sorted(_alternatives(node), key=lambda part: _name(part) == "str"):  # str last: it accepts anything
-        try:
+        with contextlib.suppress(ValueError):
             return _from_text(text, part)
-        except ValueError:
-            continue
     raise ValueError(f"expected {kind}, got {text!r}")
 
 
@@ -86,10 +84,8 @@ def _expression(kind: str) -> ast.expr:
     return ast.parse(kind, mode="eval").body
 
 
-def _name(node: ast.expr) -> str | None:
-    if isinstance(node, ast.Attribute):
-        return node.attr
-    return node.id if isinstance(node, ast.Name) else None
+def _name(node: ast.expr) -> str:
+    return node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
 
 
 def _parts(node: ast.Subscript) -> list[ast.expr]:
@@ -107,50 +103,42 @@ def _union(parts: list[ast.expr]) -> str | None:
 
 
 def _alternatives(node: ast.expr) -> list[ast.expr]:
-    if isinstance(node, ast.BinOp):
-        return [*_alternatives(node.left), *_alternatives(node.right)]
-    return [node]
+    return [*_alternatives(node.left), *_alternatives(node.right)] if isinstance(node, ast.BinOp) else [node]
+
+
+def _choices(node: ast.Subscript) -> list[Any]:
+    return [ast.literal_eval(part) for part in _parts(node)]
 
 
 def _accept(value: Any, node: ast.expr) -> Any:
     if isinstance(node, ast.BinOp):
         for part in _alternatives(node):
-            try:
+            with contextlib.suppress(ValueError):
                 return _accept(value, part)
-            except ValueError:
-                continue
     elif isinstance(node, ast.Constant):
         if value is None:
             return None
-    elif isinstance(node, ast.Subscript):
-        return _accept_inside(value, node)
-    else:
-        name = _name(node) or ""
-        if name in ("tuple", "set") and isinstance(value, list):
-            return SIMPLE[name](value)
-        if name == "float" and type(value) is int:
+    elif isinstance(node, ast.Name):
+        if node.id in ("tuple", "set") and isinstance(value, list):
+            return SIMPLE[node.id](value)
+        if node.id == "float" and type(value) is int:
             return float(value)
-        if type(value) is SIMPLE[name]:
+        if type(value) is SIMPLE[node.id]:
+            return value
+    elif isinstance(node, ast.Subscript):
+        outer, parts = _name(node.value), _parts(node)
+        if outer != "Literal":
+            whole = _accept(value, node.value)
+            if outer == "dict":
+                return {_accept(key, parts[0]): _accept(one, parts[1]) for key, one in whole.items()}
+            if outer != "tuple" or _is_endless(parts):
+                parts = parts[:1] * len(whole)
+            if len(parts) != len(whole):
+                raise ValueError(f"expected {len(parts)} values, got {value!r}")
+            return SIMPLE[outer](map(_accept, whole, parts))
+        if any(type(value) is type(choice) and value == choice for choice in _choices(node)):
             return value
     raise ValueError(f"expected {ast.unparse(node)}, got {value!r}")
-
-
-def _accept_inside(value: Any, node: ast.Subscript) -> Any:
-    outer = _name(node.value) or ""
-    parts = _parts(node)
-    if outer == "Literal":
-        choices = _choices(node)
-        if any(type(value) is type(choice) and value == choice for choice in choices):
-            return value
-        raise ValueError(f"expected one of {', '.join(map(repr, choices))}, got {value!r}")
-    whole = _accept(value, ast.Name(outer))
-    if outer == "dict":
-        return {_accept(key, parts[0]): _accept(one, parts[1]) for key, one in whole.items()}
-    if outer == "tuple" and not _is_endless(parts):
-        if len(parts) != len(whole):
-            raise ValueError(f"expected {len(parts)} values, got {value!r}")
-        return tuple(_accept(one, part) for one, part in zip(whole, parts, strict=True))
-    return SIMPLE[outer](_accept(one, parts[0]) for one in whole)
 
 
 def _from_text(text: str, node: ast.expr) -> Any:
@@ -169,8 +157,3 @@ def _from_text(text: str, node: ast.expr) -> Any:
     if text not in words:
         raise ValueError(text)
     return words[text]
-
-
-def _choices(node: ast.Subscript) -> tuple[Any, ...]:
-    choices = ast.literal_eval(node.slice)
-    return tuple(choices) if isinstance(choices, list | tuple) else (choices,)
