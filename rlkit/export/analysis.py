@@ -27,27 +27,16 @@ COMPREHENSIONS = ("listcomp", "setcomp", "dictcomp", "genexpr")  # scopes that r
 
 @dataclass(frozen=True)
 class Unit:
-    """One or more statements on lines `first` to `last` of a cell, the comments above included.
-
-    Attributes:
-        cell: number of the cell.
-        first: first line, counted from 1.
-        last: last line.
-        nodes: the statements; none for comments alone.
-        binds: names that it gives a value to, changes or deletes.
-        gives: those of `binds` that had no need of a value before: not `x += 1`, `del x`.
-        now: names of other units that it reads when it runs.
-        later: names that its functions read when they are called.
-    """
+    """One or more statements on lines `first` to `last` of a cell, counted from 1, the comments above included."""
 
     cell: int
     first: int
     last: int
-    nodes: tuple[ast.stmt, ...] = ()
-    binds: frozenset[str] = frozenset()
-    gives: frozenset[str] = frozenset()
-    now: frozenset[str] = frozenset()
-    later: frozenset[str] = frozenset()
+    nodes: tuple[ast.stmt, ...] = ()  # none for comments alone
+    binds: frozenset[str] = frozenset()  # names that it gives a value to, changes or deletes
+    gives: frozenset[str] = frozenset()  # those of `binds` that need no value before: not `x += 1`, `del x`
+    now: frozenset[str] = frozenset()  # names of other units that it reads when it runs
+    later: frozenset[str] = frozenset()  # names that its functions read when they are called
 
     @property
     def star(self) -> bool:
@@ -103,22 +92,19 @@ class Call:
         """True if the name has several parts."""
         return "." in self.name
 
+    def problem(self, code: str, reason: str, fix: str) -> Problem:
+        """A problem at the call's place."""
+        return Problem(code, self.cell, self.node.lineno, reason, fix)
+
 
 @dataclass(frozen=True)
 class Program:
-    """The exported cells in the order of the script, and what reading them found.
-
-    Attributes:
-        notebook: where they come from.
-        cells: those that could be read as Python; cells tagged setup come first.
-        problems: what was found on the way.
-        unread: every word of the cells that could not be read: names that they may define.
-    """
+    """The exported cells in the order of the script, and what reading them found."""
 
     notebook: Notebook
-    cells: tuple[CodeCell, ...]
+    cells: tuple[CodeCell, ...]  # those that could be read as Python; cells tagged setup come first
     problems: tuple[Problem, ...]
-    unread: frozenset[str]
+    unread: frozenset[str]  # every word of the cells that could not be read: names that they may define
 
     @cached_property
     def units(self) -> list[Unit]:

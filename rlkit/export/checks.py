@@ -43,8 +43,7 @@ def asks_a_person(facts: Facts) -> Iterator[Problem]:
         asks |= call.name == "huggingface_hub.login" and not (call.node.args or call.node.keywords)
         if asks and call.name.split(".")[0] not in bound:
             what = "the export belongs to the notebook" if call.last == "export" else "a batch job has no keyboard"
-            fix = "Tag the cell notebook-only, or take it out."
-            yield Problem("E102", call.cell, call.node.lineno, f"`{call.name}()`: {what}.", fix)
+            yield call.problem("E102", f"`{call.name}()`: {what}.", "Tag the cell notebook-only, or take it out.")
 
 
 def nothing_to_run(facts: Facts) -> Iterator[Problem]:
@@ -56,24 +55,18 @@ def nothing_to_run(facts: Facts) -> Iterator[Problem]:
     calls = {call.last: call for call in reversed(facts.program.calls)}  # the first of each name
     if "loss_step" in calls and "setup" not in calls.keys() | facts.program.unread:
         reason = "`loss_step` without `rl.setup()`: N processes would train N unconnected models."
-        fix = "Add `world = rl.setup(seed=seed)` before it."
-        yield Problem("E107", calls["loss_step"].cell, calls["loss_step"].node.lineno, reason, fix)
+        yield calls["loss_step"].problem("E107", reason, "Add `world = rl.setup(seed=seed)` before it.")
 
 
 def reads_the_command_line(facts: Facts) -> Iterator[Problem]:
     """E108: sys.argv and argument parsers; flags come from the parameters cell."""
-    found = [
-        (cell, node.lineno, "sys.argv")
-        for cell, node in facts.program.nodes(ast.Attribute, ast.Name)
-        if facts.program.full_name(node) == "sys.argv"
-    ]
-    found += [
-        (call.cell, call.node.lineno, call.name)
-        for call in facts.program.calls
-        if call.last in PARSERS or call.name == "tyro.cli"
-    ]
-    for cell, line, name in found:
-        yield Problem("E108", cell, line, f"`{name}` in a cell.", "Make a parameters cell; its names become the flags.")
+    fix = "Make a parameters cell; its names become the flags."
+    for cell, node in facts.program.nodes(ast.Attribute, ast.Name):
+        if facts.program.full_name(node) == "sys.argv":
+            yield Problem("E108", cell, node.lineno, "`sys.argv` in a cell.", fix)
+    for call in facts.program.calls:
+        if call.last in PARSERS or call.name == "tyro.cli":
+            yield call.problem("E108", f"`{call.name}` in a cell.", fix)
 
 
 def undefined(facts: Facts) -> Iterator[Problem]:

@@ -7,17 +7,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Layout:
-    """Facts about lines, counted from 1.
+    """Facts about lines, counted from 1."""
 
-    Attributes:
-        ends: the last line of the logical line that each line belongs to; a backslash joins the next line.
-        inside_strings: lines that begin inside a string, which indenting would change.
-        comments: the comment on a line, with its marks.
-    """
-
-    ends: dict[int, int]
-    inside_strings: frozenset[int]
-    comments: dict[int, str]
+    ends: dict[int, int]  # the last line of the logical line that a line belongs to; a backslash joins the next line
+    inside_strings: frozenset[int]  # lines that begin inside a string, which indenting would change
+    comments: dict[int, str]  # the comment on a line, with its marks
 
     @property
     def allowed(self) -> dict[int, frozenset[str]]:

@@ -64,15 +64,13 @@ def one_gpu(facts: Facts) -> Iterator[Problem]:
     """W203: .cuda(), "cuda:0", device_map="auto"."""
     for call in facts.program.calls:
         shown = "`.cuda()`" if call.last == "cuda" and call.is_attribute else ""
-        texts = [value.value for value in arguments(call.node) if isinstance(value, ast.Constant)]
-        for text in texts:
-            if isinstance(text, str) and (text == "cuda" or text.startswith("cuda:")):
+        for text in (getattr(value, "value", None) for value in arguments(call.node)):
+            if isinstance(text, str) and f"{text}:".startswith("cuda:"):
                 shown = f'`"{text}"`'
         if any(one.arg == "device_map" and getattr(one.value, "value", None) == "auto" for one in call.node.keywords):
             shown = '`device_map="auto"`'
         if shown:
-            reason = f"{shown}: every process would use the same GPU."
-            yield Problem("W203", call.cell, call.node.lineno, reason, "Use world.device.")
+            yield call.problem("W203", f"{shown}: every process would use the same GPU.", "Use world.device.")
 
 
 def differs_between_processes(facts: Facts) -> Iterator[Problem]:
@@ -82,10 +80,10 @@ def differs_between_processes(facts: Facts) -> Iterator[Problem]:
         prepared |= call.last == "prepare"
         if prepared and call.last in SEEDING and call.is_attribute:
             reason = f"`{call.name}` after `prepare`: sampling and data order then follow another seed than world.seed."
-            yield Problem("W204", call.cell, call.node.lineno, reason, "Seed once, with rl.setup(seed=...).")
+            yield call.problem("W204", reason, "Seed once, with rl.setup(seed=...).")
         if call.name == "hash":
             reason = "`hash()` of a text differs from process to process."
-            yield Problem("W204", call.cell, call.node.lineno, reason, "Use hashlib, or a counter.")
+            yield call.problem("W204", reason, "Use hashlib, or a counter.")
     for cell, loop in facts.program.nodes(ast.For, ast.comprehension):
         over = loop.iter
         if isinstance(over, ast.Set) or (isinstance(over, ast.Call) and dotted(over.func) in ("set", "frozenset")):
@@ -102,7 +100,7 @@ def only_one_joins(facts: Facts) -> Iterator[Problem]:
         is_standard = call.name.split(".")[0] in sys.stdlib_module_names  # asyncio.gather, functools.reduce
         if name and together and not is_standard and id(call.node) in guarded:
             reason = f"`{name}` on one process only: it waits for the others for ever."
-            yield Problem("W205", call.cell, call.node.lineno, reason, "Call it on every process; one writes.")
+            yield call.problem("W205", reason, "Call it on every process; one writes.")
 
 
 def past_the_wrapper(facts: Facts) -> Iterator[Problem]:
@@ -117,8 +115,7 @@ def past_the_wrapper(facts: Facts) -> Iterator[Problem]:
     for call in facts.program.calls:
         passes = call.last in ("forward", "generate") and call.is_attribute
         if passes and id(call.node) not in inside and root(call.node.func) not in imported:
-            reason = f"`{call.name}()` goes past the prepared model."
-            yield Problem("W206", call.cell, call.node.lineno, reason, fix)
+            yield call.problem("W206", f"`{call.name}()` goes past the prepared model.", fix)
 
 
 def needs_a_screen(facts: Facts) -> Iterator[Problem]:
@@ -141,7 +138,7 @@ def needs_a_screen(facts: Facts) -> Iterator[Problem]:
         is_figure = call.name.endswith(".show") and call.name.lower().startswith("fig")
         if call.name in ("plt.show", "matplotlib.pyplot.show") or is_figure:
             fix = "Save the figure, or tag the cell notebook-only."
-            yield Problem("W207", call.cell, call.node.lineno, f"`{call.name}()` waits for a window.", fix)
+            yield call.problem("W207", f"`{call.name}()` waits for a window.", fix)
 
 
 def many_writers(facts: Facts) -> Iterator[Problem]:
@@ -158,8 +155,7 @@ def many_writers(facts: Facts) -> Iterator[Problem]:
     for call in facts.program.calls:
         writes = call.name in WRITING_DOTTED or (call.last in WRITING and call.is_attribute) or _opens_to_write(call)
         if writes and id(call.node) not in guarded:
-            reason = f"`{call.name}`: every process writes."
-            yield Problem("W208", call.cell, call.node.lineno, reason, "Put it under `if world.main:`.")
+            yield call.problem("W208", f"`{call.name}`: every process writes.", "Put it under `if world.main:`.")
 
 
 def needs_its_path(facts: Facts) -> Iterator[Problem]:

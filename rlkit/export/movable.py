@@ -14,19 +14,12 @@ TIMED = frozenset(
 
 @dataclass(frozen=True)
 class Names:
-    """What is known of names.
+    """What is known of names."""
 
-    Attributes:
-        bound: how many statements of the notebook bind each name.
-        imported: names that imports at module level bind.
-        steady: those of `imported` whose answers do not depend on when they are asked.
-        hooked: classes that run code when a subclass of them is made.
-    """
-
-    bound: Mapping[str, int]
-    imported: frozenset[str] = frozenset()
-    steady: frozenset[str] = frozenset()
-    hooked: frozenset[str] = frozenset()
+    bound: Mapping[str, int]  # how many statements of the notebook bind each name
+    imported: frozenset[str] = frozenset()  # names that imports at module level bind
+    steady: frozenset[str] = frozenset()  # those of `imported` whose answers do not depend on when they are asked
+    hooked: frozenset[str] = frozenset()  # classes that run code when a subclass of them is made
 
     def is_constant(self, node: ast.stmt) -> bool:
         """True for `name = value` with a steady value, and for `pass`."""

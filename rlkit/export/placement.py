@@ -63,27 +63,16 @@ class Placement:
 
 @dataclass(frozen=True)
 class Before:
-    """What stands before a unit.
-
-    Attributes:
-        known: what is known of names.
-        fixed: numbers of the cells that stand at module level in any case.
-        above: names bound at module level.
-        below: names bound in the block.
-        read: names that statements of the block may have read.
-        later: what each name reads when it is called.
-        running: True if a statement of the block has run.
-        star: True if one of these was `from x import *`.
-    """
+    """What stands before a unit."""
 
     known: Names
-    fixed: frozenset[int]
-    above: frozenset[str] = frozenset()
-    below: frozenset[str] = frozenset()
-    read: frozenset[str] = frozenset()
-    later: dict[str, frozenset[str]] = field(default_factory=dict)
-    running: bool = False
-    star: bool = False
+    fixed: frozenset[int]  # numbers of the cells that stand at module level in any case
+    above: frozenset[str] = frozenset()  # names bound at module level
+    below: frozenset[str] = frozenset()  # names bound in the block
+    read: frozenset[str] = frozenset()  # names that statements of the block may have read
+    later: dict[str, frozenset[str]] = field(default_factory=dict)  # what each name reads when it is called
+    running: bool = False  # a statement of the block has run
+    star: bool = False  # one of these was `from x import *`
 
     def missing(self, names: Iterable[str]) -> list[str]:
         """Those of the names that are not bound at module level."""
@@ -148,11 +137,6 @@ def setting(unit: Unit, before: Before) -> Decision | None:
     return Decision("module", "a setting that imports may read")
 
 
-def everything_else(unit: Unit, before: Before) -> Decision:
-    """Statements that run."""
-    return Decision("block", "a statement that runs")
-
-
 RULES: tuple[Callable[[Unit, Before], Decision | None], ...] = (
     fixed_cell,
     comment,
@@ -160,7 +144,7 @@ RULES: tuple[Callable[[Unit, Before], Decision | None], ...] = (
     definition,
     constant,
     setting,
-    everything_else,
+    lambda unit, before: Decision("block", "a statement that runs"),
 )
 
 
