@@ -1,4 +1,4 @@
-"""Export: from a notebook to the text of its script, or to the list of everything that is in the way."""
+"""Export: from a notebook to the text of its script, or to the list of all problems."""
 
 import os
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from rlkit.export.parameters import read_parameters
 from rlkit.export.placement import place
 from rlkit.export.problems import ExportError, Problem
 from rlkit.export.reading import GENERATED, read_notebook
-from rlkit.export.writing import code_hash, write_script
+from rlkit.export.writing import write_script
 from rlkit.record import printable
 from rlkit.support.notebook import notebook_path
 from rlkit.support.text import say
@@ -20,18 +20,10 @@ from rlkit.support.text import say
 
 @dataclass(frozen=True)
 class Exported:
-    """A script.
-
-    Attributes:
-        notebook: file name of the notebook.
-        text: the script.
-        sha256: of the exported code.
-        problems: warnings and notes.
-    """
+    """A script: the notebook's file name, the text, and warnings and notes."""
 
     notebook: str
     text: str
-    sha256: str
     problems: tuple[Problem, ...]
 
 
@@ -44,7 +36,7 @@ def export_text(notebook: str | os.PathLike[str], *, name: str | None = None, st
         strict: warnings are errors.
 
     Raises:
-        ExportError: what is in the way, all at once.
+        ExportError: every reason why no script can be written.
         FileNotFoundError: no such file.
     """
     read = read_notebook(notebook)
@@ -68,7 +60,7 @@ def export_text(notebook: str | os.PathLike[str], *, name: str | None = None, st
     except (SyntaxError, ValueError, RecursionError) as error:
         reason = f"the cells are Python one by one, and not as one script: {error}."
         raise ExportError(read.name, [Problem("E103", 0, 0, reason, "Please report it, with the notebook.")]) from error
-    return Exported(read.name, text, code_hash(program), tuple(problems))
+    return Exported(read.name, text, tuple(problems))
 
 
 def export(
@@ -88,7 +80,7 @@ def export(
         The script's path.
 
     Raises:
-        ExportError: what is in the way, all at once: cell, line, reason, fix.
+        ExportError: every reason why no script can be written: cell, line, reason, fix.
         FileNotFoundError: no such notebook.
         FileExistsError: a file at that place that `rlkit export` has not written.
         RuntimeError: no notebook is given, and the front end does not tell.
@@ -120,11 +112,7 @@ def script_path(notebook: Path, out: str | os.PathLike[str] | None, *, into_fold
 
 
 def write_safely(target: Path, text: str) -> None:
-    """Write a script over a script, and over nothing else.
-
-    Raises:
-        FileExistsError: there is a file that `rlkit export` has not written.
-    """
+    """Write a script; FileExistsError for a file that `rlkit export` has not written."""
     if target.exists() and GENERATED not in target.read_text(encoding="utf-8", errors="replace")[:2000]:
         raise FileExistsError(f"export: {target} was not written by `rlkit export`; choose another name or delete it.")
     target.parent.mkdir(parents=True, exist_ok=True)

@@ -20,6 +20,7 @@ from rlkit.export.syntax import (
     arguments,
     dotted,
     is_main_guard,
+    mentions,
     root,
     run_when_defined,
     walk,
@@ -134,7 +135,7 @@ def may_catch(nodes: Iterable[ast.AST]) -> bool:
     for node in walk(nodes):
         if isinstance(node, ast.Try | getattr(ast, "TryStar", ast.Try)) and node.handlers:
             return True
-        if isinstance(node, ast.With) and any("suppress" in ast.dump(item.context_expr) for item in node.items):
+        if isinstance(node, ast.With) and any(mentions(item.context_expr, "suppress") for item in node.items):
             return True
     return False
 

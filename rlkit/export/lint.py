@@ -10,7 +10,7 @@ from rlkit.export.checks import Check, Facts, line_of
 from rlkit.export.functions import handed_on
 from rlkit.export.problems import Problem
 from rlkit.export.runtime.flags import own_flags
-from rlkit.export.syntax import Definition, arguments, dotted, root, walk
+from rlkit.export.syntax import Definition, arguments, dotted, mentions, root, walk
 from rlkit.export.tags import near_miss
 
 COLLECTIVE = frozenset(
@@ -148,7 +148,7 @@ def many_writers(facts: Facts) -> Iterator[Problem]:
         if isinstance(node, ast.If):
             return is_main_test(node.test)
         if isinstance(node, ast.With):
-            return any("only_main" in ast.dump(item.context_expr) for item in node.items)
+            return any(mentions(item.context_expr, "only_main") for item in node.items)
         return isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
 
     guarded = _inside(facts, may_be_one)
@@ -202,9 +202,9 @@ def is_main_test(test: ast.expr) -> bool:
         return any(map(is_main_test, test.values))
     if isinstance(test, ast.Compare):
         zero = isinstance(test.comparators[0], ast.Constant) and test.comparators[0].value == 0
-        return zero and isinstance(test.ops[0], ast.Eq) and "rank" in ast.unparse(test.left).lower()
+        return zero and isinstance(test.ops[0], ast.Eq) and mentions(test.left, "rank")
     if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
-        return "rank" in ast.unparse(test.operand).lower()
+        return mentions(test.operand, "rank")
     return dotted(test).rsplit(".", 1)[-1] in ("main", "is_main", "is_main_process", "is_main_rank")
 
 

@@ -66,6 +66,7 @@ def _clashes(declared: Sequence[Declared], cell: int) -> Iterator[Problem]:
 
 
 def _read_cell(cell: CodeCell) -> tuple[list[Declared], list[Problem]]:
+    source = "\n".join(cell.lines)
     comments = {
         line: text
         for line, written in cell.layout.comments.items()
@@ -79,7 +80,7 @@ def _read_cell(cell: CodeCell) -> tuple[list[Declared], list[Problem]]:
         if is_text or isinstance(node, ast.Import | ast.ImportFrom | ast.Pass):
             continue
         try:
-            one = _declare(node, comments.get(node.end_lineno or 0) or comments.get(node.lineno, ""))
+            one = _declare(node, source, comments.get(node.end_lineno or 0) or comments.get(node.lineno, ""))
             if one.name in declared:
                 raise _NoFlagError("E106", f"{one.name!r} is given a value twice.", "Keep one.")
             declared[one.name] = one
@@ -95,8 +96,8 @@ class _NoFlagError(Exception):
         self.code, self.reason, self.fix = code, reason, fix
 
 
-def _declare(node: ast.stmt, text: str) -> Declared:
-    shown = ast.unparse(node).split("\n")[0][:60]
+def _declare(node: ast.stmt, source: str, text: str) -> Declared:
+    shown = (ast.get_source_segment(source, node) or "").split("\n")[0][:60]
     targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
     target, value, annotation = targets[0], getattr(node, "value", None), getattr(node, "annotation", None)
     if not isinstance(node, ast.Assign | ast.AnnAssign) or len(targets) > 1 or not isinstance(target, ast.Name):
@@ -140,5 +141,5 @@ def _literal(node: ast.expr) -> object:
             raise ValueError("not a literal") from None
     try:
         return eval(compile(ast.Expression(node), "default", "eval"), {"__builtins__": {}})
-    except (ArithmeticError, TypeError, MemoryError) as error:
+    except (ArithmeticError, TypeError, MemoryError, RecursionError) as error:
         raise ValueError(str(error)) from error

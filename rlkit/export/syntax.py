@@ -59,6 +59,11 @@ def dotted(node: ast.AST) -> str:
     return ".".join([node.id, *reversed(parts)]) if isinstance(node, ast.Name) else ""
 
 
+def mentions(node: ast.AST, word: str) -> bool:
+    """True if a word is part of a name or an attribute somewhere in a tree."""
+    return any(word in getattr(part, "id", getattr(part, "attr", "")).lower() for part in ast.walk(node))
+
+
 def root(node: ast.AST) -> str:
     """The first name of `a.b.c`; empty for what does not begin with a name."""
     return dotted(node).split(".")[0]

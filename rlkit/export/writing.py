@@ -13,12 +13,6 @@ from rlkit.export.reading import GENERATED, Cell
 INDENT = "    "
 
 
-def code_hash(program: Program) -> str:
-    """sha256 of the exported code and its tags; text cells and what a run leaves do not change it."""
-    parts = [[cell.cell.source, sorted(cell.cell.roles)] for cell in program.cells]
-    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
-
-
 def write_script(program: Program, parameters: Parameters, placement: Placement, *, name: str, version: str) -> str:
     """The script of a notebook; `name` is its file name, `version` that of rlkit, for the header."""
     above: list[str] = []  # module level
@@ -52,7 +46,9 @@ def write_script(program: Program, parameters: Parameters, placement: Placement,
         above += ["", *_flags(())]
     if any("display" in unit.reads for unit in program.units) and not any("display" in u.binds for u in program.units):
         above += ["", "from rlkit.script import display"]
-    notebook, digest = program.notebook.name, code_hash(program)
+    # Text cells and what a run leaves do not change the hash.
+    hashed = json.dumps([[cell.cell.source, sorted(cell.cell.roles)] for cell in program.cells])
+    notebook, digest = program.notebook.name, hashlib.sha256(hashed.encode()).hexdigest()
     start = f"rlkit_script.start(__file__, notebook={_quoted(notebook)}, sha256={_quoted(digest)})"
     head = _header(notebook, name, digest, version)
     guard = ["", "", 'if __name__ == "__main__":', INDENT + start]
