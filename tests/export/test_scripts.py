@@ -1,4 +1,4 @@
-"""The script is the same program: language cases (known_faults area 5), placement, determinism, formats."""
+"""The script is the same program: language cases, placement, determinism, formats."""
 
 import __future__
 
@@ -277,11 +277,11 @@ def test_tags(tmp_path):
     assert plain(run_text(text)) == {"x": 1, "y": 1, "w": 2}
     assert "# cell 2 is for the notebook only and left out" in text
     assert "# %% cell 8 [active-py, loop]" in text and "# %% cell 1 [Parameters]" in text
-    assert '# # LaTeX \\frac{a}{b} \\u """ and a \\' in text  # B86
+    assert '# # LaTeX \\frac{a}{b} \\u """ and a \\' in text
 
 
 def test_metadata_may_be_missing_or_odd(tmp_path):
-    """B82; nbformat 4.0 to 4.5 and 3 are read."""
+    """Nbformat 4.0 to 4.5 and 3 are read."""
     for minor in range(6):
         raw = {
             "nbformat": 4,
