@@ -25,7 +25,7 @@ SIMPLE = (ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Expr, ast.Assert, ast.De
 
 @dataclass(frozen=True)
 class Facts:
-    """Everything that the checks look at."""
+    """What the checks read."""
 
     program: Program
     parameters: Parameters

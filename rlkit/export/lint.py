@@ -65,7 +65,7 @@ def one_gpu(facts: Facts) -> Iterator[Problem]:
     for call in facts.program.calls:
         shown = "`.cuda()`" if call.last == "cuda" and call.is_attribute else ""
         for text in (getattr(value, "value", None) for value in arguments(call.node)):
-            if isinstance(text, str) and f"{text}:".startswith("cuda:"):
+            if isinstance(text, str) and (text == "cuda" or text.startswith("cuda:")):
                 shown = f'`"{text}"`'
         if any(one.arg == "device_map" and getattr(one.value, "value", None) == "auto" for one in call.node.keywords):
             shown = '`device_map="auto"`'
@@ -142,7 +142,7 @@ def needs_a_screen(facts: Facts) -> Iterator[Problem]:
 
 
 def many_writers(facts: Facts) -> Iterator[Problem]:
-    """W208: a file that every process writes; what functions write is their callers' affair."""
+    """W208: a file that every process writes; not in functions, which one process may call."""
 
     def may_be_one(node: ast.AST) -> bool:
         if isinstance(node, ast.If):

@@ -29,8 +29,9 @@ def normalise(annotation: ast.expr) -> str | None:
     """
     if isinstance(annotation, ast.Constant):
         try:
-            text = annotation.value
-            return "None" if text is None else normalise(_expression(text)) if isinstance(text, str) else None
+            if annotation.value is None:
+                return "None"
+            return normalise(_expression(annotation.value)) if isinstance(annotation.value, str) else None
         except (SyntaxError, ValueError):
             return None
     if name := _name(annotation):
