@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tolerances import EXACT
 
 from rlkit.engines import token_sampler as draw_module
-from rlkit.engines.token_sampler import BELOW_ONE, build_processors, draw, left_pad, uniform_noise
+from rlkit.engines.token_sampler import BELOW_ONE, build_processors, draw, uniform_noise
 from rlkit.types import SamplingParams
 
 JUST_BELOW_ONE = math.nextafter(1.0, 0.0)
@@ -224,9 +224,3 @@ def test_kept_tokens_are_the_definition_and_those_of_generate(settings):
 
 def test_neutral_settings_have_no_processor():
     assert len(build_processors(SamplingParams(min_p=0.0))) == 0
-
-
-def test_no_prompts_are_padded_to_nothing():
-    """A process without a share of the step."""
-    ids, mask = left_pad([], 0, torch.device("cpu"))
-    assert ids.shape == mask.shape == (0, 0)
