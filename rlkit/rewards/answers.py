@@ -6,6 +6,7 @@ every kind of text.
 
 import re
 import textwrap
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -108,6 +109,29 @@ def code_of(text: str) -> str:
     marked = [code for language, code in blocks if language in _PYTHON]
     plain = [code for language, code in blocks if not language]
     return (marked or plain or [part])[-1]
+
+
+def program_of(code: str, prompt: Prompt | None, entry: str | None) -> dict[str, str]:
+    """The code to run, and what runs before it: a prompt that begins a program (HumanEval).
+
+    Code that does not define the function `entry` continues the prompt.
+    """
+    if entry is None or not isinstance(prompt, str) or not re.search(rf"\bdef {re.escape(entry)}\b", prompt):
+        return {"before": "", "code": code}
+    if not re.search(rf"\b(def|class) {re.escape(entry)}\b|^{re.escape(entry)}\s*=", code, re.MULTILINE):
+        whole = (prompt + code, prompt + textwrap.indent(code, "    "))
+        code = next(filter(_parses, whole), code)
+    return {"before": prompt if _parses(prompt) else "", "code": code}
+
+
+def _parses(code: str) -> bool:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            compile(code, "<completion>", "exec", dont_inherit=True)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return False
+    return True
 
 
 def gold_column(columns: Mapping[str, Any], column: str | None, name: str) -> Sequence[Any]:

@@ -99,6 +99,11 @@ FORMS = {
     "a program that reads bytes": ({"tests": STDIN}, "import sys\nsys.stdout.buffer.write(b'%d' % (2 * int(sys.stdin.buffer.read())))", "import sys; sys.exit()"),
     "a program in a thread": ({"tests": STDIN}, f"import threading\nthreading.stack_size(1 << 26)\nthreading.Thread(target=lambda: {READS}).start()", READS_WRONG),
     "a program that exits": ({"tests": STDIN}, f"{READS}\nexit()", f"{READS}\nexit(1)"),
+    "an inequality": ({"tests": "assert solve(2) != 0"}, RIGHT, WRONG),
+    "a weak assert among others": ({"tests": ["assert callable(solve)", "random = 1", ASSERT]}, RIGHT, WRONG),
+    "true or equal": ({"tests": "assert not solve(1) - 2 and (not solve(0) or solve(2) == 4)"}, RIGHT, WRONG),
+    "a result of its own": ({"tests": ["result = solve(2)", "assert result == 4"]}, RIGHT, WRONG),
+    "tests in the main module": ({"tests": f"def test_a():\n    {ASSERT}\nif __name__ == '__main__':\n    test_a()"}, RIGHT, WRONG),
     "decimals": ({"tests": {"inputs": ["3"], "outputs": ["0.3333333333"]}}, "print(1 / int(input()))", "print(0.3334)"),
 }  # fmt: skip
 
@@ -166,8 +171,8 @@ NOTHING = {
 
 
 @pytest.mark.parametrize("name", NOTHING)
-def test_tests_that_check_nothing_are_an_error_before_anything_runs(name, monkeypatch):
-    monkeypatch.setattr(PythonTests, "_run", None)
+def test_tests_that_check_nothing_are_an_error_before_any_code_runs(name, monkeypatch):
+    monkeypatch.setattr(PythonTests, "_reward", None)
     with pytest.raises(ValueError, match=r"^PythonTests: row 1, column 'tests': (?s:.*)Expected|entry_point|as many"):
         python_tests([WRONG] * 2, tests=[ASSERT, NOTHING[name]])
     with pytest.raises(ValueError, match="PythonTests: row 1, column 'tests'"):
