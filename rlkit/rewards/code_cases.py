@@ -102,7 +102,7 @@ def settle(setup: str, sources: Sequence[str], passed: Sequence[bool]) -> tuple[
         if drops or prepares:
             prepared.append(source)
         else:
-            cases.append({"source": source if marked else f"{CHECKED}()\n{source}"})
+            cases.append({"source": source if marked else f"{source}\n{CHECKED}()"})
     if not cases:
         shown = re.sub(rf" *{CHECKED}\(\)\n", "", sources[0])
         raise ValueError(f"the tests cannot fail, whatever the code does: {shown!r:.120}. {ADVICE}")

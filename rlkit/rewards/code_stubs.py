@@ -2,13 +2,12 @@
 
 `code_cases` sends the text of this file to the process of a completion, in the completion's place; standard library
 only. Each name that the tests take from the code is a stub: every operation on it gives another stub. The tests run
-four times, with stubs that are true or false, and equal to everything or to nothing but themselves. What raises in
-none of them passes whatever the code returns.
+five times: with stubs that are true or false, and equal to everything or to nothing but themselves, and with stubs
+whose calls return None. What raises in none of them passes whatever the code returns.
 """
 
 import builtins
 import functools
-import itertools
 import math
 import sys
 import threading
@@ -18,11 +17,14 @@ OPERATIONS += ["r" + name for name in OPERATIONS]
 OPERATIONS += "divmod neg pos invert abs round floor ceil trunc call getitem next enter".split()
 
 
-def stub_class(true, equal, made):
+KINDS = [(True, True, False), (True, False, False), (False, True, False), (False, False, False), (False, False, True)]
+
+
+def stub_class(true, equal, none, made):
     """The class of stubs of one kind; each new stub is appended to `made`."""
 
     def operation(stub, name, *given, **named):
-        return Stub(stub._path, name, given, named)
+        return None if none and name == "call" else Stub(stub._path, name, given, named)
 
     class Stub:
         _path: int
@@ -89,14 +91,14 @@ class Names(dict):
         return getattr(sys.modules["solution"], name)
 
 
-def passes(source, names):
-    """Whether Python ends without an error, in its threads too."""
+def passes(source, names, error=BaseException):
+    """Whether Python ends without an error of this kind, in its threads too."""
     failed: list[object] = []
     threading.excepthook = failed.append
     try:
         exec(compile(source, "<test>", "exec"), names)
-    except BaseException:
-        return False
+    except BaseException as raised:
+        return not isinstance(raised, error)
     return not failed
 
 
@@ -109,15 +111,15 @@ def findings(setup, sources, marker):
         marker: name of the function that they call before their checks.
     """
     found = ["drops"] * len(sources)
-    for true, equal in itertools.product((False, True), repeat=2):
+    for true, equal, none in KINDS:
         made: list[object] = []
-        sys.modules["solution"] = stub_class(true, equal, made)("solution")
+        sys.modules["solution"] = stub_class(true, equal, none, made)("solution")
         names = Names({"__name__": "solution", marker: lambda: None})
         if not passes(setup, names):
             return ["checks"] * len(sources)
         for place, source in enumerate(sources):
             before = len(made), len(names)
-            if not passes(source, names):
+            if not passes(source, names, AssertionError if none else BaseException):
                 found[place] = "checks"
             elif found[place] == "drops" and (len(made) == before[0] or len(names) > before[1]):
                 found[place] = "prepares"

@@ -1,4 +1,4 @@
-r"""What is a number in a text: the grammar of `NumericMatch`, for what people and models write in English and LaTeX.
+r"""Read numbers from text: the grammar of `NumericMatch`.
 
 A number is, with an optional sign and currency sign before it,
 
@@ -6,12 +6,11 @@ A number is, with an optional sign and currency sign before it,
 - a fraction: `3/4`, `\frac{3}{4}`, `\frac34`; a mixed one: `1 1/2`, `1½`, `2\frac{1}{2}`;
 - with an exponent: `1.5e-3`, `1.5 \times 10^{-3}`, `10^5`.
 
-What follows it is a unit and of no account: words (`5 million` is 5), and a per cent sign too (50% is 50). A full stop
-ends a sentence. `12-34` has no sign in it, `2 - -3` has. The minus may be any of Unicode's, digits may be wide.
+A unit after it is ignored: words (`5 million` is 5), and a per cent sign (50% is 50). A full stop ends a sentence.
+`12-34` has no sign in it, `2 - -3` has. The minus may be any of Unicode's, digits may be full-width.
 
-What looks like a number and is more than that is none: a power (`2^{10}`), a root, a multiple of pi or of a root, a
-fraction of other things, a date, a clock time, a version. Digits within a word (`H2O`, `x_1`) are part of the word.
-Left out: commas as decimal points, numerals in words.
+Not numbers: a power (`2^{10}`), a root, a multiple of pi or of a root, a fraction of other things, a date, a clock time,
+a version. Digits within a word (`H2O`, `x_1`) are part of the word. Not read: decimal commas, numerals in words.
 """
 
 import math
@@ -30,7 +29,7 @@ _SEPARATOR = re.compile(r"(?<=\d)(?:\\[,;:! ]|\{,\}|[_\u00a0\u2009\u202f])(?=\d{
 _RELATION = re.compile(r"=|≈|\\approx\b")
 
 _PLAIN = r"(?:\d{1,3}(?:,\d{2,3}){0,12},\d{3}(?!\d)(?:\.\d+)?|\d+(?:\.\d+)?|(?<![\w.])\.\d+)"
-_BRACES = r"\{(?:[^{}]|\{[^{}]*\})*\}"  # two levels; what is deeper is no number either
+_BRACES = r"\{(?:[^{}]|\{[^{}]*\})*\}"  # two levels; what is deeper is not a number either
 _TIMES = r"(?:\\times|\\cdot|[×x*·])"
 _TOKEN = re.compile(
     rf"""
@@ -62,7 +61,7 @@ _TOKEN = re.compile(
 
 
 def last_number(text: str) -> float | None:
-    r"""The last number in a text; None if there is none, or what comes last is more than a number.
+    r"""The last number in a text; None if there is none, or it is part of something larger such as a power.
 
     Example:
         >>> (
@@ -73,14 +72,11 @@ def last_number(text: str) -> float | None:
         ... )
         (-1250.5, 34.0, 0.75, None)
     """
-    found = None
-    for value in _values(text):
-        found = value
-    return found
+    return next(reversed(list(_values(text))), None)
 
 
 def only_number(text: str) -> float | None:
-    r"""The number that a text is, words around it aside; after the last sign of equality, if there is one.
+    r"""The only number in a text, or after its last equals sign; None if there is none or more than one.
 
     Example:
         >>> only_number("x = 7 dollars"), only_number("3 or 4"), only_number(r"\frac{1}{2}"), only_number(r"2\sqrt{3}")
@@ -91,7 +87,7 @@ def only_number(text: str) -> float | None:
 
 
 def _values(text: str) -> Iterator[float | None]:
-    """The numbers of a text in their order; None for what is more than a number."""
+    """The numbers of a text in their order; None for a number that is part of something larger."""
     text = _VULGAR.sub(lambda match: f"{match['whole']} {_HALVES[match['half']]}", text).translate(_DIGITS)
     for match in _TOKEN.finditer(_SEPARATOR.sub("", text)):
         if match["number"]:
@@ -116,10 +112,6 @@ def _value(match: re.Match[str]) -> float | None:
         value = above / below + (_plain(whole) if whole else 0.0)
     negative = "-" in (match["sign"], match["late_sign"])
     return (-value if negative else value) if math.isfinite(value) else None
-
-
-def _power_of_ten(exponent: int) -> float:
-    return float(f"1e{exponent}")  # inf, where ** would raise
 
 
 def _plain(text: str) -> float:
