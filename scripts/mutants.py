@@ -360,7 +360,7 @@ MUTANTS = [
     Mutant("no right answer counts as a wrong one", "rewards/matching.py", "None if right is None else float(self._plain", "0.0 if right is None else float(self._plain", "rewards/test_answers.py"),
     Mutant("the working of GSM8K's answer taken for the answer", "rewards/matching.py", '_, marked, after = text.rpartition("####")', 'after, marked, _ = text.rpartition("####")', "rewards/test_answers.py"),
     Mutant("a second closing tag is a format", "rewards/formats.py", ' or "</think>" in answer:', ":", "rewards/test_formats_and_lengths.py"),
-    Mutant("length reward goes up again beyond the maximum", "rewards/lengths.py", "min(len(ids) / self.max_length, 1.0)", "len(ids) / self.max_length", "rewards/test_formats_and_lengths.py"),
+    Mutant("length reward goes up again beyond the maximum", "rewards/lengths.py", "min(tokens / self.max_length, 1.0)", "tokens / self.max_length", "rewards/test_formats_and_lengths.py"),
     Mutant("numbers used twice in countdown", "tasks/countdown.py", " and sorted(found[1]) == sorted(given)", "", "tasks/test_countdown.py"),
     Mutant("code that ends early has passed", "rewards/code_tests.py", "            return [False] * len(tests)", "            return [True] * len(tests)", "rewards/test_python_tests.py"),
     Mutant("code changes files outside its folder", "rewards/sandbox.py", 'missing = [] if _restrict_files(libc, folder) else ["files"]', "missing = []", "rewards/test_sandbox.py"),

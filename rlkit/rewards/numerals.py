@@ -9,22 +9,17 @@ A number is, with an optional sign and currency sign before it,
 A unit after it is ignored: words (`5 million` is 5), and a per cent sign (50% is 50). A full stop ends a sentence.
 `12-34` has no sign in it, `2 - -3` has. The minus may be any of Unicode's, digits may be full-width.
 
-Not numbers: a power (`2^{10}`), a root, a multiple of pi or of a root, a fraction of other things, a date, a clock time,
-a version. Digits within a word (`H2O`, `x_1`) are part of the word. Not read: decimal commas, numerals in words.
+Not numbers: a power (`2^{10}`), a root, a multiple of pi or of a root, a fraction of other things, a date, a time, a
+version. Digits within a word (`H2O`, `x_1`) are part of the word. Not read: decimal commas, numerals in words.
 """
 
 import math
 import re
+import unicodedata
 from collections.abc import Iterator
 
-_DIGITS = str.maketrans(
-    "０１２３４５６７８９．，％＋／\u2212\u2010\u2011\u2013\ufe63\uff0d\u2044\u2215", "0123456789.,%+/------//"
-)
-_HALVES = {
-    "¼": "1/4", "½": "1/2", "¾": "3/4", "⅓": "1/3", "⅔": "2/3", "⅕": "1/5", "⅖": "2/5", "⅗": "3/5", "⅘": "4/5",
-    "⅙": "1/6", "⅚": "5/6", "⅛": "1/8", "⅜": "3/8", "⅝": "5/8", "⅞": "7/8",
-}  # fmt: skip
-_VULGAR = re.compile(f"(?P<whole>[0-9]?)(?P<half>[{''.join(_HALVES)}])")
+_ASCII = str.maketrans("\u2212\u2010\u2011\u2013\ufe63\u2044\u2215", "-----//")
+_WIDE = re.compile("([¼-¾⅐-⅞])|[！-～]")  # vulgar fractions, full-width ASCII
 _SEPARATOR = re.compile(r"(?<=\d)(?:\\[,;:! ]|\{,\}|[_\u00a0\u2009\u202f])(?=\d{3}(?!\d))", re.ASCII)
 _RELATION = re.compile(r"=|≈|\\approx\b")
 
@@ -88,8 +83,8 @@ def only_number(text: str) -> float | None:
 
 def _values(text: str) -> Iterator[float | None]:
     """The numbers of a text in their order; None for a number that is part of something larger."""
-    text = _VULGAR.sub(lambda match: f"{match['whole']} {_HALVES[match['half']]}", text).translate(_DIGITS)
-    for match in _TOKEN.finditer(_SEPARATOR.sub("", text)):
+    text = _WIDE.sub(lambda match: " " * bool(match[1]) + unicodedata.normalize("NFKC", match[0]), text)
+    for match in _TOKEN.finditer(_SEPARATOR.sub("", text.translate(_ASCII))):
         if match["number"]:
             yield _value(match)
         elif match["more"] or match["date"]:
