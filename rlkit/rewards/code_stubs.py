@@ -1,4 +1,4 @@
-"""Run tests against code that is not there, to find tests that no code can fail.
+"""Run tests with stubs in place of the code, to find tests that cannot fail.
 
 `code_cases` sends the text of this file to the process of a completion, in the completion's place; standard library
 only. Each name that the tests take from the code is a stub: every operation on it gives another stub. The tests run
