@@ -139,7 +139,7 @@ def test_a_state_is_a_snapshot(frozen_policy):
             {"seed": 1},
             r"PromptLoader\.load_state_dict: the saved position was made with seed=1, this loader has seed=0",
         ),
-        ({"rows": 9}, r"made with rows=9, this loader has rows=10; the same position would be other prompts"),
+        ({"rows": 9}, r"made with rows=9, this loader has rows=10, so the saved position would select other"),
     ],
 )
 def test_a_position_of_other_prompts_is_refused(frozen_policy, changes, message):

@@ -115,6 +115,7 @@ def prints(case, code):
 def run(job):
     """For each test, whether it passed; of a program or a call what it gave, which only the parent can judge."""
     names, tests = module("solution"), job["tests"]
+    names[CHECKED] = lambda: None  # before the tests nothing counts
     try:
         code = compile(job["code"], "<completion>", "exec")
         if not all("stdin" in test for test in tests):

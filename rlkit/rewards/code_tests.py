@@ -23,19 +23,17 @@ import signal
 import subprocess
 import sys
 import tempfile
-import textwrap
 import time
-import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from rlkit.prompts.rows import any_rows
 from rlkit.record import Prompt
-from rlkit.rewards.answers import code_of, completion_text
-from rlkit.rewards.code_cases import cases_of
+from rlkit.rewards.answers import code_of, completion_text, program_of
+from rlkit.rewards.code_cases import cases_of, settle, stub_job
 from rlkit.rewards.code_runner import CHECKED, STARTED
 from rlkit.rewards.code_verdict import longest_output, verdicts, without_answers
 from rlkit.rewards.sandbox import system_calls
@@ -50,7 +48,11 @@ DISK = 64 << 10  # KiB of all files of a completion, looked at every `WATCH` sec
 WATCH = 0.25
 THREADS = 200  # of a completion, looked at likewise: what only waits costs none of its memory
 REPORT = 1 << 20  # bytes of a report at most: code that finds where it goes could send without end
+STUBS_SECONDS = 5.0  # for tests without the code, which may never end: then they can fail
 JSON_BYTES = 14  # of a character: two escapes, escaped once more
+
+Running = set["subprocess.Popen[bytes]"]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -93,18 +95,21 @@ class PythonTests:
         """One reward per completion.
 
         Raises:
-            TypeError, ValueError: before anything runs; a row's tests are of no known form or check nothing.
+            TypeError, ValueError: a row's tests have no known form, or cannot fail. Raised before any completion runs.
         """
-        jobs = []
-        for row, completion in enumerate(completions):
-            job = self._job(row, columns)
+        jobs = self._jobs(range(len(completions)), columns)
+        for row, (job, completion) in enumerate(zip(jobs, completions, strict=True)):
             prompt = columns["prompts"][row] if "prompts" in columns else None
-            jobs.append(job | _program(code_of(completion_text(completion)), prompt, job.pop("entry")))
+            job |= program_of(code_of(completion_text(completion)), prompt, job.pop("entry"))
+        return self._each(self._reward, jobs)
+
+    def _each(self, function: Callable[[Any, Running], T], items: Iterable[Any]) -> list[T]:
+        """Call a function for each item, in threads; it adds the processes that it starts to a set."""
+        running: Running = set()
         workers = self.processes or min(8, os.cpu_count() or 1)
-        running: set[subprocess.Popen[bytes]] = set()
         with ThreadPoolExecutor(workers, thread_name_prefix="python_tests") as pool:
             try:
-                return list(pool.map(lambda job: self._reward(job, running), jobs))
+                return list(pool.map(lambda item: function(item, running), items))
             except BaseException:  # the stop button: the pool would wait for what runs, and for what waits
                 pool.shutdown(wait=False, cancel_futures=True)
                 for process in list(running):
@@ -112,23 +117,41 @@ class PythonTests:
                 raise
 
     def check(self, dataset: Any) -> None:
-        """Read the tests of every row, before a run.
+        """Read the tests of every row, and run each once without the code; before a run.
 
         Args:
             dataset: rows in any form that `PromptLoader` takes, but no stream.
 
         Raises:
-            TypeError, ValueError: the first row whose tests are of no known form or check nothing.
+            TypeError, ValueError: the first row whose tests have no known form, or cannot fail.
         """
         rows = any_rows(dataset, "PythonTests.check")
-        for row in range(len(rows)):
-            self._job(row, {name: {row: value} for name, value in rows[row].items()})
+        given = [rows[row] for row in range(len(rows))]
+        self._jobs(range(len(given)), {name: [row.get(name) for row in given] for name in given[0]})
 
-    def _job(self, row: int, columns: Mapping[str, Any]) -> dict[str, Any]:
-        """The tests of a row, what runs before them, and the name of the function."""
+    def _jobs(self, rows: range, columns: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """For each row its tests, what runs before and after the code, and the name of the function."""
+        jobs = [self._job(row, columns) for row in rows]
+        sources = [tuple(case["source"] for case in job["tests"] if "source" in case) for job in jobs]
+        keys = dict.fromkeys((job["after"], tests) for job, tests in zip(jobs, sources, strict=True) if tests)
+        passed = dict(zip(keys, self._each(lambda key, _: _passed_by_stubs(self, *key), keys), strict=True))
+        for row, (job, tests) in enumerate(zip(jobs, sources, strict=True)):
+            if tests:
+                try:
+                    job["after"], job["tests"] = settle(job["after"], tests, passed[job["after"], tests])
+                except ValueError as error:
+                    raise ValueError(f"PythonTests: row {row}, column {self._column(columns)!r}: {error}") from None
+        return jobs
+
+    def _column(self, columns: Mapping[str, Any]) -> str:
         column = self.column or next((name for name in COLUMNS if name in columns), COLUMNS[0])
         if column not in columns:
             raise ValueError(f"PythonTests: there is no column {column!r}. Name it: PythonTests(column=...).")
+        return column
+
+    def _job(self, row: int, columns: Mapping[str, Any]) -> dict[str, Any]:
+        """One of `_jobs`, before its tests were run without the code."""
+        column = self._column(columns)
 
         def value(name: str) -> Any:
             return columns[name][row] if name in columns else None
@@ -141,7 +164,7 @@ class PythonTests:
             raise type(error)(f"PythonTests: row {row}, column {column!r}: {error}") from None
         return {"after": after, "tests": tests, "entry": entry}
 
-    def _reward(self, job: dict[str, Any], running: set["subprocess.Popen[bytes]"]) -> float | None:
+    def _reward(self, job: dict[str, Any], running: Running) -> float | None:
         if not job["tests"]:
             return None
         if not job["code"].strip():
@@ -149,7 +172,7 @@ class PythonTests:
         passed = self._run(job, running)
         return sum(passed) / len(passed) if self.partial else float(all(passed))
 
-    def _run(self, job: dict[str, Any], running: set["subprocess.Popen[bytes]"]) -> list[bool]:
+    def _run(self, job: dict[str, Any], running: Running) -> list[bool]:
         """Which tests passed; none of them if the process did not report."""
         token, tests, output = secrets.token_hex(16), job["tests"], longest_output(job["tests"])
         job = job | {
@@ -191,6 +214,12 @@ class PythonTests:
             if one is None:
                 _warn_of_nothing_checked(test["source"])
         return [bool(one) for one in passed]
+
+
+@functools.lru_cache(maxsize=4096)
+def _passed_by_stubs(reward: PythonTests, setup: str, sources: tuple[str, ...]) -> list[bool]:
+    """What `settle` reads; once for each distinct tests."""
+    return replace(reward, timeout=min(reward.timeout, STUBS_SECONDS))._run(stub_job(setup, sources), set())
 
 
 @contextlib.contextmanager
@@ -303,29 +332,6 @@ def own_namespaces() -> tuple[str, ...]:
     command = (unshare, "--user", "--map-root-user", "--net", "--pid", "--fork", "--kill-child")
     tried = subprocess.run([*command, "true"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
     return command if tried.returncode == 0 else ()
-
-
-def _program(code: str, prompt: Prompt | None, entry: str | None) -> dict[str, str]:
-    """The code, and what runs before it: a prompt that is the begin of a program (HumanEval). Code that does not define
-    the function goes on where the prompt ends.
-    """
-    if entry is None or not isinstance(prompt, str) or not re.search(rf"\bdef {re.escape(entry)}\b", prompt):
-        return {"before": "", "code": code}
-    if not re.search(rf"\b(def|class) {re.escape(entry)}\b|^{re.escape(entry)}\s*=", code, re.MULTILINE):
-        code = next(
-            (whole for whole in (prompt + code, prompt + textwrap.indent(code, "    ")) if _parses(whole)), code
-        )
-    return {"before": prompt if _parses(prompt) else "", "code": code}
-
-
-def _parses(code: str) -> bool:
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            compile(code, "<completion>", "exec", dont_inherit=True)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return False
-    return True
 
 
 python_tests = PythonTests()
