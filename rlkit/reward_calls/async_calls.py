@@ -1,35 +1,25 @@
-"""The async functions of one `score`, awaited together; one that blocks the event loop hurts only itself.
+"""The async functions of one `score`, awaited together on the shared loop.
 
-All run on the shared loop, since judges may share a client, and a client belongs to its loop. While a function blocks
-it (time.sleep, a plain HTTP call, a long computation) the others' clocks stand, see `isolate`. If it does so for longer
-than its own timeout, its rewards are lost and a warning names it. If the loop is not free again a moment later, the
-others are asked once more, on a loop that takes its place. From then on the function has a loop of its own.
-
-Left out: a loop for each function from the start, which a shared client would not survive.
+A function that blocks the loop (time.sleep, a plain HTTP call, a long computation) stops all the others, and their
+clocks, see `isolation`. If the loop stands for two seconds longer than the shortest timeout, it is abandoned: whatever
+is not done has run out of time, and the next call gets another loop. Without a timeout it is waited for, as a plain
+function is.
 """
 
 import asyncio
-import atexit
 import concurrent.futures
-import contextlib
-import contextvars
-import functools
-import weakref
-from collections.abc import Iterable, Mapping, Sequence
+import threading
+from collections.abc import Mapping
 from concurrent.futures import Future
-from typing import Any
 
 from rlkit.reward_calls import event_loop as loops
-from rlkit.reward_calls.call import Job, Outcome
+from rlkit.reward_calls.call import Failed, Job, Outcome
 from rlkit.reward_calls.callers import MOST_HUNG, tell_once
+from rlkit.reward_calls.child import TimedOut
 from rlkit.reward_calls.event_loop import BackgroundLoop
 from rlkit.reward_calls.isolation import run_async
-from rlkit.reward_calls.worker import TimedOut
 
-WATCH_SECONDS = 0.05  # between two looks at the loop
-
-_own: "weakref.WeakKeyDictionary[Any, BackgroundLoop | None]" = weakref.WeakKeyDictionary()  # of functions that blocked
-_hung: list[BackgroundLoop] = []
+_abandoned: list[BackgroundLoop] = []
 
 
 class AsyncCalls:
@@ -41,157 +31,88 @@ class AsyncCalls:
 
     def __init__(self, jobs: Mapping[int, Job]) -> None:
         self._jobs = dict(jobs)
-        self._calls: dict[int, tuple[BackgroundLoop, Future[Outcome]]] = {}
-        self._tasks: dict[BackgroundLoop, list[asyncio.Task[Any]]] = {}
         self._outcomes: dict[int, Outcome] = {}
+        self._loop: BackgroundLoop | None = None
+        self._future: Future[None] | None = None
+        self._ending = False
+        self._ended = threading.Event()
 
     def start(self) -> None:
-        """They run from now on."""
-        for place in self._jobs:
-            self._start(place)
+        """Run them from now on.
+
+        Raises:
+            RuntimeError: too many earlier calls still block their loops.
+        """
+        if not self._jobs:
+            return
+        if len(_abandoned) >= MOST_HUNG:
+            _abandoned[:] = [loop for loop in _abandoned if not loop.answers()]
+        if len(_abandoned) >= MOST_HUNG:
+            raise RuntimeError(
+                f"score: {len(_abandoned)} calls of async reward functions block their event loops and still run, the "
+                f"last one in {_abandoned[-1].where()}. Threads cannot be stopped; make the function a plain def that "
+                "can be pickled, so that it runs in a process that can, or let it await."
+            )
+        self._loop = loops.shared_loop()
+        self._future = self._loop.submit(self._all())
+        self._loop.watch()
+
+    async def _all(self) -> None:
+        tasks = {asyncio.ensure_future(self._one(place)) for place in self._jobs}
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+            errors = [error for task in done if (error := task.exception()) is not None]
+            if errors:
+                raise errors[0]
+        finally:
+            self._ending = True
+            await loops.end({task for task in tasks if not task.done()})
+            self._ended.set()
+
+    async def _one(self, place: int) -> None:
+        try:
+            self._outcomes[place] = await run_async(self._jobs[place])
+        except asyncio.CancelledError as error:
+            if self._ending:
+                raise
+            name = self._jobs[place].name
+            raise RuntimeError(f"score: the async reward function {name!r} was cancelled from inside.") from error
 
     def outcomes(self) -> dict[int, Outcome]:
         """Wait for all of them.
 
         Raises:
-            RuntimeError: one failed, and that is not tolerated.
+            RuntimeError: one failed, and that is not tolerated; or the loop is blocked, and one has no timeout.
         """
-        while self._calls:
-            futures = [future for _, future in self._calls.values()]
-            done = concurrent.futures.wait(futures, WATCH_SECONDS, concurrent.futures.FIRST_COMPLETED).done
-            for place in [place for place, (_, future) in self._calls.items() if future in done]:
-                self._outcomes[place] = self._result(place)
-            for loop in self._in_use() if not done else ():
-                self._look_at(loop)
+        if self._future is None or self._loop is None:
+            return {}
+        shortest = min((job.limits.timeout or float("inf") for job in self._jobs.values()), default=float("inf"))
+        while not concurrent.futures.wait([self._future], loops.LOOK_SECONDS).done:
+            if self._loop.blocked() > shortest + loops.PATIENCE_SECONDS:
+                self._give_up(self._loop)
+                return self._outcomes
+        self._future.result()
         return self._outcomes
+
+    def _give_up(self, loop: BackgroundLoop) -> None:
+        """Abandon a blocked loop; what is not done is lost."""
+        loops.abandon(loop)
+        _abandoned.append(loop)
+        text = (
+            f"the event loop of the async reward functions is blocked in {loop.where()}. Let it await instead of "
+            "time.sleep, a plain HTTP call or a long computation, or make the function a plain def"
+        )
+        tell_once(f"score: {text}.")
+        for place, job in self._jobs.items():
+            if place not in self._outcomes:
+                lost = Outcome(job)
+                why = Failed("BlockedLoop", text) if job.limits.timeout is None else TimedOut()
+                lost.lose(range(len(lost.values)), why)
+                self._outcomes[place] = lost
 
     def cancel(self) -> None:
         """End what still runs, and give it a moment to tidy up."""
-        for _, future in self._calls.values():
-            future.cancel()
-        for loop in self._in_use():
-            if loop.answers():
-                with contextlib.suppress(concurrent.futures.TimeoutError):
-                    loop.submit(_ended(self._tasks.get(loop, ()))).result(2 * loops.PATIENCE_SECONDS)
-        self._calls.clear()
-
-    def _in_use(self) -> list[BackgroundLoop]:
-        return list(dict.fromkeys(loop for loop, _ in self._calls.values()))
-
-    def _start(self, place: int) -> None:
-        job = self._jobs[place]
-        loop = _loop_for(job)
-        context = contextvars.copy_context()  # the tasks that the function starts inherit it
-        context.run(loops.OWNER.set, job)
-        self._calls[place] = loop, context.run(loop.submit, self._noted(loop, job))
-
-    async def _noted(self, loop: BackgroundLoop, job: Job) -> Outcome:
-        task = asyncio.current_task()
-        assert task is not None
-        self._tasks.setdefault(loop, []).append(task)
-        return await run_async(job)
-
-    def _result(self, place: int) -> Outcome:
-        _, future = self._calls.pop(place)
-        try:
-            return future.result()
-        except concurrent.futures.CancelledError as error:
-            name = self._jobs[place].name
-            raise RuntimeError(f"score: the async reward function {name!r} was cancelled from inside.") from error
-
-    def _look_at(self, loop: BackgroundLoop) -> None:
-        """Lose the function that blocks a loop for too long, and in the end leave the loop to it."""
-        holder, seconds = loop.held()
-        if not seconds:
-            return
-        here = [place for place, (one, _) in self._calls.items() if one is loop]
-        if not isinstance(holder, Job):  # a callback, of nobody that is known
-            for place in here:
-                if seconds > (self._jobs[place].limits.timeout or float("inf")) + loops.PATIENCE_SECONDS:
-                    self._lose(place)
-            return
-        ours = any(job is holder for job in self._jobs.values())
-        # Without a timeout it may take as long as it likes, unless it is left over from another call.
-        timeout = holder.limits.timeout or (float("inf") if ours else loops.PATIENCE_SECONDS)
-        if seconds <= timeout:
-            return
-        anchor = _anchor(holder.function)
-        if anchor is not None:
-            _own.setdefault(anchor, None)
-        for place in here:
-            if self._jobs[place] is holder:
-                tell_once(
-                    f"score: async reward function {holder.name!r} blocks the event loop (time.sleep, a plain HTTP "
-                    f"call, a long computation) instead of awaiting, for longer than its timeout of {timeout} s. It "
-                    "has a loop of its own from now on; make it a plain def, or let it await."
-                )
-                self._lose(place)
-        if seconds > timeout + loops.PATIENCE_SECONDS:
-            loops.leave(loop)
-            if anchor is not None:
-                _own[anchor] = loop
-            self._move([place for place in here if place in self._calls], holder)
-
-    def _move(self, places: Sequence[int], holder: Job) -> None:
-        """Ask these functions once more, on another loop."""
-        names = ", ".join(repr(self._jobs[place].name) for place in places)
-        tell_once(f"score: {holder.name!r} still blocks the event loop; asking {names} again, on another loop.")
-        for place in places:
-            self._calls.pop(place)[1].cancel()
-            self._start(place)
-
-    def _lose(self, place: int) -> None:
-        self._calls.pop(place)[1].cancel()
-        outcome = self._outcomes[place] = Outcome(self._jobs[place])
-        outcome.lose(list(range(len(outcome.values))), TimedOut())
-
-
-async def _ended(tasks: Iterable[asyncio.Task[Any]]) -> None:
-    """Wait for cancelled tasks: what they tidy up is done when an error is seen."""
-    if tasks := list(tasks):
-        await asyncio.wait(tasks, timeout=loops.PATIENCE_SECONDS)
-
-
-def _anchor(function: Any) -> Any:
-    """What stands for a function from step to step; None if nothing can."""
-    while isinstance(function, functools.partial):
-        function = function.func
-    function = getattr(function, "__func__", function)  # a bound method is made anew at each access
-    try:
-        weakref.ref(function)
-        hash(function)
-    except TypeError:
-        return None
-    return function
-
-
-def _loop_for(job: Job) -> BackgroundLoop:
-    """The shared loop, or its own for a function that has blocked it before.
-
-    Raises:
-        RuntimeError: too many earlier calls have never ended.
-    """
-    anchor = _anchor(job.function)
-    if anchor is None or anchor not in _own:
-        return loops.shared_loop()
-    loop = _own[anchor]
-    if loop is not None and not loop.answers():
-        _hung[:] = [one for one in (*_hung, loop) if not one.answers()]
-        loop = None
-        if len(_hung) >= MOST_HUNG:
-            raise RuntimeError(
-                f"score: {len(_hung)} calls of async reward functions block their event loops and still run, the last "
-                f"one of {job.name!r}. Threads cannot be stopped; make it a plain def that can be pickled, so that it "
-                "runs in a process that can, or mend it."
-            )
-    loop = _own[anchor] = loop or BackgroundLoop()
-    return loop
-
-
-def _close() -> None:
-    for loop in _own.values():
-        if loop is not None:
-            loop.close()
-
-
-atexit.register(_close)
+        if self._future is not None and self._loop is not None and not self._future.done():
+            self._future.cancel()
+            if self._loop.answers():
+                self._ended.wait(2 * loops.PATIENCE_SECONDS)

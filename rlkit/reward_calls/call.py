@@ -8,9 +8,9 @@ from typing import Any
 
 from rlkit.record import printable
 from rlkit.reward_calls.arguments import Accepted, Offer, RewardLog, StepState
+from rlkit.reward_calls.child import TimedOut
 from rlkit.reward_calls.return_values import as_list, as_number
 from rlkit.reward_calls.settings import Limits
-from rlkit.reward_calls.worker import TimedOut
 
 logger = logging.getLogger(__name__)
 

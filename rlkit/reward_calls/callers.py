@@ -17,8 +17,9 @@ from typing import Any
 from rlkit.reward_calls import worker as workers
 from rlkit.reward_calls.arguments import RewardLog, StepState
 from rlkit.reward_calls.call import LOGS, Failed, Job
+from rlkit.reward_calls.child import Died, TimedOut
 from rlkit.reward_calls.event_loop import shared_loop
-from rlkit.reward_calls.worker import CannotSend, TimedOut
+from rlkit.reward_calls.worker import CannotSend
 
 logger = logging.getLogger(__name__)
 
@@ -34,8 +35,11 @@ def call_here(job: Job, rows: Sequence[int]) -> tuple[Any, RewardLog]:
     try:
         returned = job.function(*positional, **named)
         if inspect.isawaitable(returned):
-            loop = shared_loop()
-            returned = loop.wait(loop.submit(awaited(returned)))
+            future = shared_loop().submit(awaited(returned))
+            try:
+                returned = future.result()
+            finally:
+                future.cancel()  # after an interrupt; nothing otherwise
     except (Failed, KeyboardInterrupt):
         raise
     except BaseException as error:  # sys.exit() and a cancelled task are the function's failure, not the run's end
@@ -130,7 +134,7 @@ class InWorker:
         worker = self._ready()
         try:
             kind, *rest = worker.call(message, seconds)
-        except workers.Died as error:
+        except Died as error:
             raise Failed("ProcessDied", str(error)) from error
         if kind == "raised":
             if rest[0] == "MemoryError":
@@ -181,7 +185,7 @@ class InWorker:
         try:
             if not worker.load(self._function, self.job.limits.memory):
                 tell_once(f"score: the memory of {self.job.name!r} cannot be limited on this system.")
-        except workers.Died as error:
+        except Died as error:
             if not self._abandoned:  # else its end was ours
                 raise CannotSend(f"importing it ended the process: {error}") from error
 

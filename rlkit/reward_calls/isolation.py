@@ -16,7 +16,8 @@ from typing import Any
 from rlkit.reward_calls.arguments import RewardLog
 from rlkit.reward_calls.call import Failed, Job, Outcome
 from rlkit.reward_calls.callers import Here, InThread, InWorker, awaited, tell_once
-from rlkit.reward_calls.worker import CannotSend, TimedOut
+from rlkit.reward_calls.child import TimedOut
+from rlkit.reward_calls.worker import CannotSend
 
 RETRY_BUDGET = 2.0  # of the timeout, for all rows together
 RETRY_SHARE = 0.25  # of the timeout, for one row

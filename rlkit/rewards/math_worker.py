@@ -1,4 +1,4 @@
-"""The process in which math-verify runs: one JSON line in, one out. Started by `math_process`, with nothing of rlkit.
+"""The process in which math-verify runs: one JSON line in, one out. Started by `math_accuracy`, with nothing of rlkit.
 
 math-verify bounds its time by signal.alarm, which works in a main thread only (known_faults B88), and some expressions
 keep sympy in one C call for ever. Here its timeouts are off, and the kernel ends the process that judges: timers whose
