@@ -43,7 +43,7 @@ class Child:
 
     def __init__(self, command: Sequence[str], **options: Any) -> None:
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "bufsize": 0, "start_new_session": True}
-        self._process = _starter().submit(subprocess.Popen, command, **pipes, **options).result()
+        self._process: Any = _starter().submit(subprocess.Popen, command, **pipes, **options).result()
         self.pid = self._process.pid
         self._owner = os.getpid()
         self._killed = False
@@ -153,7 +153,7 @@ _pool: ThreadPoolExecutor | None = None
 
 
 def _starter() -> ThreadPoolExecutor:
-    """The one thread that starts all children: Linux ends a child that asked for it with the *thread* that started it."""
+    """The one thread that starts all children: PR_SET_PDEATHSIG ends a child with the *thread* that started it."""
     global _pool
     with _lock:
         _pool = _pool or ThreadPoolExecutor(max_workers=1, thread_name_prefix="rlkit-starter")

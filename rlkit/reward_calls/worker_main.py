@@ -1,8 +1,8 @@
 """The program of the process in which a reward function runs under a time or memory limit.
 
 Started by `rlkit.reward_calls.worker` as a file, never imported: it needs the standard library only, so that it starts
-in a tenth of a second and leaves the memory to the function. A message is a line: a pickled tuple that begins with a word, in base64
-(a function of a notebook is pickled by `dill`).
+in a tenth of a second and leaves the memory to the function. A message is a line: a pickled tuple that begins with a
+word, in base64 (a function of a notebook is pickled by `dill`).
 """
 
 import asyncio

@@ -173,12 +173,8 @@ class PythonTests:
             try:
                 _warn_of(_started(child, json.dumps(job).encode()))
                 limit = REPORT + JSON_BYTES * output * len(tests)
-                report = child.ask(
-                    b"",
-                    self.timeout,
-                    limit=limit,
-                    watch=lambda: _used(folder) <= DISK and _threads(child.pid) <= THREADS,
-                )
+                watch = functools.partial(_within_limits, child, folder)
+                report = child.ask(b"", self.timeout, limit=limit, watch=watch)
             except (TimedOut, Died):
                 return [False] * len(tests)
             finally:
@@ -205,8 +201,8 @@ def _started(child: Child, job: bytes) -> bytes:
         line = child.ask(job, START_SECONDS)
     except Died as error:
         raise RuntimeError(
-            f"PythonTests: the process for the code ended before it started ({error}). Expected {sys.executable} to run "
-            f"{RUNNER} within memory_mb."
+            f"PythonTests: the process for the code ended before it started ({error}). Expected "
+            f"{sys.executable} to run {RUNNER} within memory_mb."
         ) from None
     return line.removeprefix(STARTED)
 
@@ -222,6 +218,10 @@ def _own_folder() -> Iterator[str]:
             os.rmdir(folder)
         except OSError:  # not empty. `rm` also removes folders that are nested deeper than shutil.rmtree can follow
             subprocess.run(["rm", "-rf", "--", folder], stderr=subprocess.DEVNULL, check=False)
+
+
+def _within_limits(child: Child, folder: str) -> bool:
+    return _used(folder) <= DISK and _threads(child.pid) <= THREADS
 
 
 def _used(folder: str) -> int:
