@@ -5,6 +5,7 @@ the same noise every time: two policies are compared on equal luck, prompt by pr
 """
 
 import functools
+import inspect
 import logging
 import math
 import statistics
@@ -181,7 +182,9 @@ def evaluate(
 
     Example: `rl.evaluate(policy, task.test, task.rewards, max_completion_length=8).reward`
     """
-    reward_settings, sampling = RewardSettings.split(reward_settings, sampling)
+    reward_settings, sampling = RewardSettings.split(
+        reward_settings, sampling, "evaluate", inspect.signature(sample).parameters
+    )
     dataset = as_rows(dataset, "evaluate")
     ks = _checked_k(k, num_generations)
     if batch_size < 1:

@@ -42,13 +42,13 @@ class Child:
     """
 
     def __init__(self, command: Sequence[str], **options: Any) -> None:
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "bufsize": 0, "start_new_session": True}
-        self._process: Any = _starter().submit(subprocess.Popen, command, **pipes, **options).result()
+        options |= {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "bufsize": 0, "start_new_session": True}
+        self._process: Any = _starter().submit(lambda: subprocess.Popen(command, **options)).result()
+        os.set_blocking(self._process.stdin.fileno(), False)
         self.pid = self._process.pid
         self._owner = os.getpid()
         self._killed = False
         self._unread = b""
-        os.set_blocking(self._process.stdin.fileno(), False)
         _children.add(self)
 
     @property

@@ -10,6 +10,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
+from rlkit.support.text import did_you_mean
+
 OnError = Literal["raise", "none"]
 
 
@@ -82,8 +84,14 @@ class RewardSettings:
             raise ValueError(f"score: memory must be bytes above 0 or None, got {self.memory}.")
 
     @classmethod
-    def merge(cls, settings: "RewardSettings | None", keywords: Mapping[str, Any]) -> "RewardSettings":
-        """Settings from an object or from keywords.
+    def merge(
+        cls,
+        settings: "RewardSettings | None",
+        keywords: Mapping[str, Any],
+        where: str = "score",
+        name: str = "settings",
+    ) -> "RewardSettings":
+        """Settings from an object or from keywords, for the function `where`, which calls the object `name`.
 
         Raises:
             TypeError: both are given.
@@ -92,16 +100,24 @@ class RewardSettings:
         if settings is None:
             return cls(**given)
         if given:
-            raise TypeError(f"score: give {sorted(given)} as keywords or in settings=RewardSettings(...), not both.")
+            raise TypeError(f"{where}: give {sorted(given)} as keywords or in {name}=RewardSettings(...), not both.")
         return settings
 
     @classmethod
     def split(
-        cls, settings: "RewardSettings | None", keywords: Mapping[str, Any]
+        cls, settings: "RewardSettings | None", keywords: Mapping[str, Any], where: str, others: Collection[str]
     ) -> tuple["RewardSettings", dict[str, Any]]:
-        """`merge`, and the keywords that are not settings of rewards."""
+        """`merge`, and the keywords that belong to the function whose parameters are `others`.
+
+        Raises:
+            TypeError: a keyword of neither.
+        """
         own = {one.name: keywords.get(one.name, one.default) for one in fields(cls)}
-        return cls.merge(settings, own), {name: value for name, value in keywords.items() if name not in own}
+        rest = {name: value for name, value in keywords.items() if name not in own}
+        for name in rest.keys() - {*others}:
+            hint = did_you_mean(name, [*own, *others])
+            raise TypeError(f"{where}: unexpected keyword argument {name!r}.{hint}")
+        return cls.merge(settings, own, where, "reward_settings"), rest
 
     def weights_of(self, names: Sequence[str]) -> list[float]:
         """One weight per function.
