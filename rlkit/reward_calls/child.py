@@ -43,7 +43,8 @@ class Child:
 
     def __init__(self, command: Sequence[str], **options: Any) -> None:
         options |= {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "bufsize": 0, "start_new_session": True}
-        self._process: Any = _starter().submit(lambda: subprocess.Popen(command, **options)).result()
+        popen: Any = subprocess.Popen
+        self._process = _starter().submit(popen, command, **options).result()
         os.set_blocking(self._process.stdin.fileno(), False)
         self.pid = self._process.pid
         self._owner = os.getpid()
