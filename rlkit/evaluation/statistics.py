@@ -1,7 +1,7 @@
 """pass@k without bias, and intervals by bootstrap over prompts.
 
 Sources: Chen et al. 2021 (arXiv 2107.03374), eq. 1, for pass@k; Efron & Tibshirani 1993, ch. 13, for the percentile
-interval. Prompts are resampled, not completions: completions of one prompt are no independent evidence about the next.
+interval. Prompts are resampled, not completions: completions of one prompt are not independent.
 """
 
 import math
@@ -40,7 +40,7 @@ def pass_at_k(n: int, c: int, k: int) -> float:
 def bootstrap_interval(
     total: Float[Tensor, " P"], weight: Float[Tensor, " P"], *, seed: int = 0, level: float = 0.95
 ) -> tuple[float, float]:
-    """Percentile interval of sum(total) / sum(weight), with the prompts drawn anew with replacement.
+    """Percentile interval of sum(total) / sum(weight), with the prompts drawn with replacement.
 
     Args:
         total: (P,) summed reward of each prompt.

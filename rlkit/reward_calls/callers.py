@@ -65,7 +65,11 @@ class Here:
         self.job = job
 
     def prepare(self) -> None:
-        """There is nothing to start."""
+        """Do nothing; so do the next two."""
+
+    def abandon(self) -> None: ...  # noqa: D102
+
+    def close(self) -> None: ...  # noqa: D102
 
     def __call__(self, rows: Sequence[int], seconds: float | None) -> tuple[Any, RewardLog]:
         """Call the function on some of the rows."""
@@ -97,12 +101,6 @@ class InThread(Here):
             _hung.append(thread)
             raise TimedOut from error
 
-    def abandon(self) -> None:
-        """Nothing can be done about a thread."""
-
-    def close(self) -> None:
-        """Nothing is kept."""
-
 
 class InWorker:
     """Calls in a subprocess, which is killed when the time is over and replaced for the next call.
@@ -124,14 +122,10 @@ class InWorker:
         """True if the next call is the first of its process, which may have to import what the function needs."""
         return self._worker is None or self._worker.fresh
 
-    def prepare(self) -> None:
-        """Start a process, if there is none, and bring the function in."""
-        self._ready()
-
     def __call__(self, rows: Sequence[int], seconds: float | None) -> tuple[Any, RewardLog]:
         """Call the function on some of the rows."""
         message = self._message(rows)
-        worker = self._ready()
+        worker = self.prepare()
         try:
             kind, *rest = worker.call(message, seconds)
         except Died as error:
@@ -167,13 +161,15 @@ class InWorker:
         except Exception as error:  # a column or a state of the user's own kind
             raise CannotSend(f"its arguments cannot be pickled ({type(error).__name__}: {error})") from error
 
-    def _ready(self) -> workers.Worker:
+    def prepare(self) -> workers.Worker:
+        """Start a process, if there is none, and bring the function in."""
         if self._worker is not None and not self._worker.alive:
             self.close()
         if self._worker is None and not self._abandoned:
             self._worker = workers.borrow(workers.digest_of(self._function, self.job.limits.memory))
             self._load(self._worker)
-        if self._abandoned or self._worker is None:  # also while the process started, which `abandon` could not know
+        # `abandon` may come at each of these steps, when there is no process to kill yet.
+        if self._abandoned or self._worker is None:
             if self._worker is not None:
                 self._worker.kill()
             raise TimedOut

@@ -146,7 +146,7 @@ async def _within(work: Coroutine[Any, Any, Any], seconds: float | None) -> Any:
     """The result within the time; asyncio.wait_for would wait for a task that does not let itself be cancelled.
 
     The clock stands while another function blocks the loop: of a slice that took long, at most twice its length counts.
-    A function that itself blocks in pieces is stopped after four of them; `async_calls` sees those that are too long.
+    A function that itself blocks in pieces is stopped after four of them; `concurrency` sees those that are too long.
     """
     if seconds is None:
         return await work
@@ -160,7 +160,9 @@ async def _within(work: Coroutine[Any, Any, Any], seconds: float | None) -> Any:
     finally:
         if not task.done():
             task.cancel()
-            task.add_done_callback(lambda late: late.cancelled() or late.exception())  # nobody else will look
+            task.add_done_callback(
+                lambda late: late.cancelled() or late.exception()
+            )  # else asyncio warns that nobody read it
     if not task.done():
         raise TimedOut
     return task.result()

@@ -1,7 +1,4 @@
-"""What a reward function may return: one number or None per completion, and nothing else (known_faults B03).
-
-A wrong count is never broadcast, text is never parsed, an infinite reward never reaches a baseline.
-"""
+"""What a reward function may return: one number or None per completion. Nothing is broadcast, parsed or clipped."""
 
 import math
 import numbers
@@ -25,7 +22,9 @@ def as_list(returned: Any, name: str, count: int) -> list[Any]:
         try:
             returned = returned.tolist()
         except (RuntimeError, TypeError) as error:  # sparse, on the meta device, ...
-            raise TypeError(f"{expected}; got {type(returned).__name__} that is no list: {error}") from error
+            raise TypeError(
+                f"{expected}; got {type(returned).__name__} that cannot be read as a list: {error}"
+            ) from error
     if isinstance(returned, (str, bytes, bytearray, memoryview, Mapping)) or not isinstance(returned, Sequence):
         raise TypeError(f"{expected}; got {type(returned).__name__}: {str(returned)[:80]!r}.")
     if len(returned) != count:

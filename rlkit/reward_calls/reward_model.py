@@ -2,8 +2,8 @@
 
 As in TRL: a conversation is written out by the reward model's own chat template, plain text is prompt + completion;
 both without further special tokens, padded on the right. Unlike TRL the texts are scored in batches, one that is too
-long for the model is an error instead of an index out of range or a guess, an untrained head is refused, and neither
-the user's tokenizer nor the model's config stays changed (known_faults B96).
+long for the model is an error instead of an index out of range or a guess, an untrained head is refused, and
+neither the user's tokenizer nor the model's config stays changed.
 """
 
 import contextlib
@@ -165,7 +165,7 @@ def _load(name: str, device: str | torch.device | None) -> nn.Module:
         ) from error
     if info["missing_keys"]:
         raise ValueError(
-            f"RewardModel: {name} has no trained head ({sorted(info['missing_keys'])[0]} is missing): it is no "
+            f"RewardModel: {name} has no trained head ({sorted(info['missing_keys'])[0]} is missing): it is not a "
             "sequence-classification model, and its rewards would be noise."
         )
     return model.to(device or ("cuda" if torch.cuda.is_available() else "cpu"))

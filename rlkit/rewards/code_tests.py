@@ -44,8 +44,8 @@ COLUMNS = ("tests", "test", "test_list", "input_output")  # rlkit, HumanEval, MB
 RUNNER = Path(__file__).with_name("code_runner.py")
 START_SECONDS = 60.0  # to start Python on a busy machine; the time of the code counts from then
 FILE_SIZE = 16 << 20  # bytes
-DISK = 64 << 10  # KiB of all files of a completion, looked at every `WATCH_SECONDS`
-THREADS = 200  # of a completion, looked at likewise: what only waits costs none of its memory
+DISK = 64 << 10  # KiB of all files of a completion, measured every `WATCH_SECONDS`
+THREADS = 200  # of a completion, measured likewise: a thread that only waits costs none of its memory
 REPORT = 1 << 20  # bytes of a report at most: code that finds where it goes could send without end
 JSON_BYTES = 14  # of a character: two escapes, escaped once more
 

@@ -1,8 +1,8 @@
 """`accuracy`: is the answer mathematically equal to the right one? math-verify decides, as in TRL's `accuracy_reward`.
 
-Hardened where that is soft: the same value in a main thread, a thread pool and an event loop (known_faults B88); no
-expression can hang a run (B89); the answer is looked for after the reasoning only; right answers that cannot be read
-are None, never 1 (B90), and counted before the run (`check_gold`).
+Unlike there, the value is the same in every thread (math-verify's timeout needs the main thread), no expression can
+hang a run, only the text after the reasoning counts, and a right answer that cannot be read gives None, not 1
+(`check_gold` counts them before the run).
 """
 
 import importlib.util
@@ -23,7 +23,7 @@ from rlkit.rewards.answers import GOLD, answer_part, boxes, completion_text, gol
 
 logger = logging.getLogger(__name__)
 
-QUICK = 32  # the first round's share of the timeout is one of so many parts
+QUICK = 32  # the first round has 1 / QUICK of the timeout
 CALL_BUDGET = 3.0  # timeouts that the slow completions of a call take together
 LATE = {"error": "took too long", "late": True}
 
@@ -185,7 +185,7 @@ def _shown(readings: list[str] | None) -> str:
 
 
 def check_gold(dataset: Any, *, column: str | None = None, timeout: float = 5.0) -> list[int]:
-    """The rows whose right answer `accuracy` cannot read: all their completions would be without a reward (B90).
+    """The rows whose right answer `accuracy` cannot read: all their completions would have no reward.
 
     Call it before a run; a warning names how many and which.
 

@@ -12,7 +12,7 @@ from builders import make_rollout
 from waiting import LONG, interrupt_when, main_thread_is_in, until
 
 import rlkit as rl
-from rlkit.reward_calls import async_calls, callers
+from rlkit.reward_calls import callers, concurrency
 from rlkit.reward_calls import event_loop as loops
 
 ROLLOUT = make_rollout((3, 1, 2, 3), completions=("3", "4", "3", ""))
@@ -254,8 +254,8 @@ def test_a_loop_that_an_earlier_call_blocks_is_left(caplog, release):
 
 def test_loops_that_stay_blocked_do_not_add_up(release, monkeypatch):
     """After as many of them as threads that hang, the run is told to stop."""
-    monkeypatch.setattr(async_calls, "MOST_HUNG", 2)
-    monkeypatch.setattr(async_calls, "_abandoned", [])
+    monkeypatch.setattr(concurrency, "MOST_HUNG", 2)
+    monkeypatch.setattr(concurrency, "_abandoned", [])
     with pytest.raises(RuntimeError, match=r"2 calls of async reward functions block their event loops and still run"):
         for _ in range(3):
             rl.score(ROLLOUT, blocking(release), timeout=0.05)
