@@ -212,8 +212,8 @@ def compare(before: Evaluation, after: Evaluation, *, seed: int = 0) -> Comparis
         both = ~(old.isnan() | new.isnan())
         change = (new - old)[both]
         low, high = bootstrap_interval(change, torch.ones_like(change), seed=seed)
-        for field, values in {"before": old[both], "after": new[both], "difference": change}.items():
-            metrics[f"{name}/{field}"] = float(values.mean()) if len(values) else math.nan
+        for when, values in {"before": old[both], "after": new[both], "difference": change}.items():
+            metrics[f"{name}/{when}"] = float(values.mean()) if len(values) else math.nan
         metrics |= {f"{name}/low": low, f"{name}/high": high}
     old, new = pairs["reward"]
     metrics |= {"better": float((new > old).sum()), "worse": float((new < old).sum())}
