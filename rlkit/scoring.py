@@ -14,10 +14,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from rlkit.reward_calls.arguments import Accepted, Offer, StepState, accepted
+from rlkit.reward_calls.arguments import Accepted, Offer, StepState, accepted, unique_names
 from rlkit.reward_calls.call import Job, Outcome
 from rlkit.reward_calls.concurrency import run_all
-from rlkit.reward_calls.names import unique_names
 from rlkit.reward_calls.reward_model import RewardModel, as_reward_model
 from rlkit.reward_calls.settings import Limits, OnError, RewardSettings
 from rlkit.support import process_state

@@ -1,4 +1,4 @@
-"""What a reward function is offered, and which of it a function accepts.
+"""What a reward function is offered, which of it a function accepts, and under which name it is logged.
 
 The arguments are TRL's: prompts, completions, completion_ids, trainer_state, log_extra, log_metric and every dataset
 column, one value per completion. One is ours: `group_ids`, for functions that compare the completions of a prompt. Each
@@ -53,11 +53,8 @@ class RewardLog:
         """`log_extra`: a further column of the completions table."""
         if column in ("group_id", "reward") or column.startswith(("rewards/", "failures/")):
             raise ValueError(f"log_extra({column!r}): the table has a column of that name; choose another one.")
-        if (
-            isinstance(values, str | bytes | Mapping)
-            or not hasattr(values, "__len__")
-            or not getattr(values, "ndim", 1)
-        ):
+        listed = hasattr(values, "__len__") and getattr(values, "ndim", 1) > 0
+        if isinstance(values, str | bytes | Mapping) or not listed:
             raise TypeError(f"log_extra({column!r}): expected a list of values, got {type(values).__name__}.")
         if len(values) != self._count:
             raise ValueError(
@@ -122,6 +119,42 @@ def _bound(function: Any) -> set[str]:
         names |= function.keywords.keys()
         function = function.func
     return names
+
+
+def unwrapped(function: Any) -> Any:
+    """The function inside of partials."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    return function
+
+
+def own_name(function: Any) -> str:
+    """The function's own name; a partial's is that of its function, an object's that of its class.
+
+    Example:
+        >>> own_name(len), own_name(lambda: 0)
+        ('len', 'lambda')
+    """
+    function = unwrapped(function)
+    name = getattr(function, "__name__", None)
+    if not isinstance(name, str) or not name:
+        name = type(function).__name__
+    return "lambda" if name == "<lambda>" else name
+
+
+def unique_names(functions: Sequence[Any]) -> tuple[str, ...]:
+    """The functions' own names, numbered where two are alike."""
+    names: list[str] = []
+    taken: set[str] = set()
+    for function in functions:
+        name = own_name(function)
+        unique, number = name, 1
+        while unique in taken:
+            number += 1
+            unique = f"{name}_{number}"
+        taken.add(unique)
+        names.append(unique)
+    return tuple(names)
 
 
 class Offer:

@@ -8,7 +8,6 @@ function is.
 
 import asyncio
 import concurrent.futures
-import functools
 import inspect
 import threading
 from collections.abc import Mapping, Sequence
@@ -16,6 +15,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from rlkit.reward_calls import event_loop as loops
+from rlkit.reward_calls.arguments import unwrapped
 from rlkit.reward_calls.call import Failed, Job, Outcome
 from rlkit.reward_calls.callers import MOST_HUNG, Here, in_thread, tell_once
 from rlkit.reward_calls.child import TimedOut
@@ -129,8 +129,7 @@ def is_async(function: Any) -> bool:
         >>> is_async(functools.partial(asyncio.sleep, 0)), is_async(len)
         (True, False)
     """
-    while isinstance(function, functools.partial):
-        function = function.func
+    function = unwrapped(function)
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
 
 

@@ -98,18 +98,12 @@ class RewardModel:
                 f"RewardModel: the prompts are conversations, and the tokenizer of {self.__name__} has no chat "
                 "template; set tokenizer.chat_template, or use plain prompts."
             )
-        messages = [
-            *prompt,
-            *([{"role": "assistant", "content": completion}] if isinstance(completion, str) else completion),
-        ]
-        if (
-            len(prompt) < len(messages)
-            and prompt
-            and prompt[-1]["role"] == messages[len(prompt)]["role"] == "assistant"
-        ):
-            start, rest = messages[len(prompt) - 1], messages[len(prompt)]  # the completion goes on with a prefill
-            joined = {**start, "content": text_of([start]) + text_of([rest])}
-            messages[len(prompt) - 1 : len(prompt) + 1] = [joined]
+        messages = list(prompt)
+        reply = [{"role": "assistant", "content": completion}] if isinstance(completion, str) else list(completion)
+        if messages and reply and messages[-1]["role"] == reply[0]["role"] == "assistant":  # it continues a prefill
+            start = messages.pop()
+            reply[0] = {**start, "content": text_of([start]) + text_of(reply[:1])}
+        messages += reply
         return self.tokenizer.apply_chat_template(messages, tokenize=False, **self.chat_template_kwargs)
 
     def _score(self, texts: list[str], first: int, own_pad: int | None) -> list[float]:
@@ -130,10 +124,8 @@ class RewardModel:
             name: [[*row, *[pad if name == "input_ids" else 0] * (width - len(row))] for row in values]
             for name, values in batch.items()
         }
-        mask = [[1] * length + [0] * (width - length) for length in lengths]
-        inputs = {
-            name: torch.tensor(values, device=device) for name, values in (rows | {"attention_mask": mask}).items()
-        }
+        rows["attention_mask"] = [[1] * length + [0] * (width - length) for length in lengths]
+        inputs = {name: torch.tensor(values, device=device) for name, values in rows.items()}
         return self.model(**inputs).logits[:, 0].float().cpu().tolist()
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from rlkit.reward_calls.child import Child, TimedOut
+from rlkit.reward_calls.child import Child, TimedOut, living_children
 
 PROGRAM = Path(__file__).with_name("worker_main.py")
 START_SECONDS = 120.0  # for the imports of a function's module, on a busy machine; not part of any timeout
@@ -116,62 +116,39 @@ def digest_of(function: bytes, memory: int | None) -> str:
 
 
 _lock = threading.Lock()
-_idle: list[Worker] = []
-_busy: list[Worker] = []
+_idle: list[Worker] = []  # kept for the next step
 
 
 def borrow(digest: str) -> Worker:
     """A worker, if possible one that has the function already; `give_back` it."""
     with _lock:
-        for worker in [worker for worker in _idle if not worker.alive]:
+        for worker in [worker for worker in _idle if not worker.alive]:  # ended, or of the process that forked this one
             _idle.remove(worker)
             worker.close()
-        # The last resort is an idle one with another function: loading costs less than starting a process.
-        known = sorted(_idle, key=lambda worker: worker.digest != digest)
-        if known:
-            _idle.remove(known[0])
-        _busy.extend(known[:1])
-    if known:
-        return known[0]
-    worker = Worker()
-    with _lock:
-        _busy.append(worker)
-    return worker
+        if _idle:  # with another function too: loading costs less than starting a process
+            known = max(_idle, key=lambda worker: worker.digest == digest)
+            _idle.remove(known)
+            return known
+    return Worker()
 
 
 def give_back(worker: Worker) -> None:
     """Keep a worker for the next call, or close it if it has ended."""
-    with _lock:
-        _busy.remove(worker)
-        if worker.alive:
+    if worker.alive:
+        with _lock:
             _idle.append(worker)
-            return
-    worker.close()
-
-
-def worker_pids() -> list[int]:
-    """The processes that are kept for reward functions now."""
-    with _lock:
-        return [worker.pid for worker in (*_idle, *_busy) if worker.alive]
-
-
-def close_workers() -> None:
-    """End every worker; the next call that needs one starts it."""
-    with _lock:
-        idle = [*_idle]
-        _idle.clear()
-        for worker in _busy:
-            worker.kill()
-    for worker in idle:
+    else:
         worker.close()
 
 
+def worker_pids() -> list[int]:
+    """Process ids of all workers, idle or busy."""
+    return [child.pid for child in living_children() if isinstance(child, Worker)]
+
+
 def _forget() -> None:
-    """In a forked child: the workers are the parent's."""
     global _lock
     _lock = threading.Lock()
-    _idle.clear()
-    _busy.clear()
 
 
 if hasattr(os, "register_at_fork"):

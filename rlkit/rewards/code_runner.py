@@ -11,19 +11,8 @@ import threading
 import time
 
 # A second layer under `sandbox`, with readable errors; where that is missing the only one. A hook cannot be removed.
-REFUSED = (
-    "socket.connect",
-    "socket.bind",
-    "socket.send",
-    "socket.get",
-    "os.fork",
-    "os.exec",
-    "os.posix_spawn",
-    "os.spawn",
-    "os.system",
-    "subprocess.",
-    "pty.",
-)
+REFUSED: tuple[str, ...] = ("socket.connect", "socket.bind", "socket.send", "socket.get", "os.fork", "os.exec")
+REFUSED += ("os.posix_spawn", "os.spawn", "os.system", "subprocess.", "pty.")
 
 STARTED = b"started "  # then, in JSON, what the machine does not protect, and a line end; from here on the time counts
 CHECKED = "_rlkit_checked"  # the function that tests call before each of their checks; see `code_cases`
