@@ -80,11 +80,7 @@ class InThread(Here):
     """Calls in a daemon thread of its own: the caller goes on when the time is over, the function cannot be stopped."""
 
     def __call__(self, rows: Sequence[int], seconds: float | None) -> tuple[Any, RewardLog]:
-        """Call the function on some of the rows.
-
-        Raises:
-            RuntimeError: too many earlier calls have never ended.
-        """
+        """Call the function on some of the rows; a RuntimeError if too many earlier calls have never ended."""
         _hung[:] = [thread for thread in _hung if thread.is_alive()]
         if len(_hung) >= MOST_HUNG:
             raise RuntimeError(
@@ -103,11 +99,7 @@ class InThread(Here):
 
 
 class InWorker:
-    """Calls in a subprocess, which is killed when the time is over and replaced for the next call.
-
-    Raises:
-        CannotSend: the function cannot be brought there.
-    """
+    """Calls in a subprocess, which is killed when the time is over and replaced for the next call."""
 
     killable = True
 
@@ -152,9 +144,7 @@ class InWorker:
         positional, named = self.job.arguments(rows, None)
         state = named.get("trainer_state")
         if isinstance(state, StepState):  # without rlkit, which would bring torch
-            named["trainer_state"] = SimpleNamespace(
-                step=state.step, global_step=state.global_step, max_steps=state.max_steps
-            )
+            named["trainer_state"] = SimpleNamespace(**vars(state), step=state.step)
         logs = [name for name in LOGS if name in self.job.accepted.named]
         try:
             return pickle.dumps((positional, named, logs))

@@ -26,11 +26,7 @@ _abandoned: list[BackgroundLoop] = []
 
 
 class AsyncCalls:
-    """The async functions of one `score`. Whoever calls `start` calls `cancel` in the end.
-
-    Args:
-        jobs: by their places among the reward functions.
-    """
+    """The async functions of one `score`, by their places among the reward functions. After `start`, call `cancel`."""
 
     def __init__(self, jobs: Mapping[int, Job]) -> None:
         self._jobs = dict(jobs)
@@ -41,11 +37,7 @@ class AsyncCalls:
         self._ended = threading.Event()
 
     def start(self) -> None:
-        """Run them from now on.
-
-        Raises:
-            RuntimeError: too many earlier calls still block their loops.
-        """
+        """Start them on the loop; a RuntimeError if too many earlier calls still block their loops."""
         if not self._jobs:
             return
         if len(_abandoned) >= MOST_HUNG:
@@ -82,11 +74,7 @@ class AsyncCalls:
             raise RuntimeError(f"score: the async reward function {name!r} was cancelled from inside.") from error
 
     def outcomes(self) -> dict[int, Outcome]:
-        """Wait for all of them.
-
-        Raises:
-            RuntimeError: one failed, and that is not tolerated; or the loop is blocked, and one has no timeout.
-        """
+        """Wait for all; a RuntimeError if one fails and `on_error="raise"`."""
         if self._future is None or self._loop is None:
             return {}
         shortest = min((job.limits.timeout or float("inf") for job in self._jobs.values()), default=float("inf"))
@@ -134,12 +122,7 @@ def is_async(function: Any) -> bool:
 
 
 def run_all(jobs: Sequence[Job]) -> list[Outcome]:
-    """The outcome of each job, in their order. After an error or an interrupt no call goes on.
-
-    Raises:
-        RuntimeError: a function failed, and that is not tolerated.
-        TypeError, ValueError: a function returned what is not one number per completion.
-    """
+    """The outcome of each job, in their order. After an error or an interrupt no call goes on."""
     apart = {k: job for k, job in enumerate(jobs) if is_async(job.function)}
     callers = {k: guarded(job) for k, job in enumerate(jobs) if k not in apart and job.limits.any}
     if any(job.limits.memory is not None for job in apart.values()):

@@ -55,11 +55,7 @@ class BackgroundLoop:
                 logger.warning("score: %s in a task of an async reward function.", type(error).__name__)
 
     def submit(self, work: Coroutine[Any, Any, T]) -> "Future[T]":
-        """Start a coroutine on the loop.
-
-        Raises:
-            RuntimeError: called on the loop's own thread, which would then wait for itself.
-        """
+        """Start a coroutine on the loop. From its own thread that is an error: it would wait for itself."""
         if threading.current_thread() is self.thread:
             work.close()
             raise RuntimeError(
@@ -85,10 +81,8 @@ class BackgroundLoop:
             self.loop.call_soon_threadsafe(self._turned.set)
 
     def blocked(self) -> float:
-        """Seconds for which the loop has not turned, counted from call to call.
-
-        The caller may have been stopped itself (a plain function held Python's lock), so a pause between two calls
-        counts as `LOOK_SECONDS` at most.
+        """Seconds for which the loop has not turned, counted from call to call, at most `LOOK_SECONDS` for each: the
+        caller may have been stopped itself, by a plain function that held Python's lock.
         """
         if self._turned.is_set():
             self.watch()

@@ -27,12 +27,7 @@ Caller = Here | InThread | InWorker
 
 
 def run(job: Job, caller: Caller) -> Outcome:
-    """Call a plain function on all rows, and on each by itself where that fails.
-
-    Raises:
-        RuntimeError: it failed, and `on_error="raise"`.
-        CannotSend: it cannot be brought into a subprocess; nothing was called.
-    """
+    """Call a plain function on all rows, and on each by itself where that fails."""
     outcome = Outcome(job)
     rows = list(range(len(job.offer)))
     why: Failed | TimedOut

@@ -9,12 +9,7 @@ import torch
 
 
 def as_list(returned: Any, name: str, count: int) -> list[Any]:
-    """The returned values as a list of `count`.
-
-    Raises:
-        TypeError: not a list, tuple, array or tensor.
-        ValueError: another number of values, or more than one axis.
-    """
+    """The returned values as a list of `count`; a TypeError or ValueError that names the function if they are not."""
     expected = f"score: reward function {name!r} must return {count} rewards, one number or None per completion"
     if isinstance(returned, torch.Tensor) or type(returned).__module__ == "numpy":
         if returned.ndim != 1:
@@ -33,11 +28,7 @@ def as_list(returned: Any, name: str, count: int) -> list[Any]:
 
 
 def as_number(value: Any, name: str, row: int) -> float:
-    """One reward as a finite float, or NaN for None and NaN.
-
-    Raises:
-        TypeError: not a number, bool or None.
-        ValueError: infinite, or too large for float32.
+    """One reward as a finite float, or NaN for None and NaN; a TypeError or ValueError that names function and row.
 
     Example:
         >>> as_number(True, "f", 0), as_number(None, "f", 0)

@@ -1,8 +1,4 @@
-"""`RewardSettings`: how reward functions are weighted, clipped and limited; the same for every call that scores.
-
-The limits are settings of the call, not a wrapper around each function: one call says what a step may cost, and a
-function keeps its name and signature. Left out: retries and caches, which a function can have itself.
-"""
+"""`RewardSettings`: how reward functions are weighted, clipped and limited; the same for every call that scores."""
 
 import math
 import numbers
@@ -91,11 +87,7 @@ class RewardSettings:
         where: str = "score",
         name: str = "settings",
     ) -> "RewardSettings":
-        """Settings from an object or from keywords, for the function `where`, which calls the object `name`.
-
-        Raises:
-            TypeError: both are given.
-        """
+        """Settings from an object or keywords, not both, for the function `where` with the parameter `name`."""
         given = {one.name: keywords[one.name] for one in fields(cls) if keywords[one.name] is not one.default}
         if settings is None:
             return cls(**given)
@@ -107,11 +99,7 @@ class RewardSettings:
     def split(
         cls, settings: "RewardSettings | None", keywords: Mapping[str, Any], where: str, others: Collection[str]
     ) -> tuple["RewardSettings", dict[str, Any]]:
-        """`merge`, and the keywords that belong to the function whose parameters are `others`.
-
-        Raises:
-            TypeError: a keyword of neither.
-        """
+        """`merge`, and the other keywords, which must be among `others`: the parameters of the function they go to."""
         own = {one.name: keywords.get(one.name, one.default) for one in fields(cls)}
         rest = {name: value for name, value in keywords.items() if name not in own}
         for name in rest.keys() - {*others}:
@@ -120,11 +108,7 @@ class RewardSettings:
         return cls.merge(settings, own, where, "reward_settings"), rest
 
     def weights_of(self, names: Sequence[str]) -> list[float]:
-        """One weight per function.
-
-        Raises:
-            ValueError: another number of weights than functions.
-        """
+        """One weight per function, 1 by default."""
         if self.weights is None:
             return [1.0] * len(names)
         if len(self.weights) != len(names):
@@ -135,11 +119,7 @@ class RewardSettings:
         return list(self.weights)
 
     def limits(self, names: Sequence[str], unlimited: Collection[str] = ()) -> list[Limits]:
-        """The limits of each function; the unlimited ones have none.
-
-        Raises:
-            ValueError: a timeout for a function that is not there or is unlimited.
-        """
+        """The limits of each function. A timeout for one that is unlimited or not there is a ValueError."""
         limited = [name for name in names if name not in unlimited]
         by_name = self.timeout if isinstance(self.timeout, Mapping) else dict.fromkeys(limited, self.timeout)
         unknown = by_name.keys() - {*limited}

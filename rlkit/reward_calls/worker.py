@@ -44,11 +44,7 @@ class Worker(Child):
         self.fresh = True  # not called yet: what the function imports when it is called is still to come
 
     def load(self, function: bytes, memory: int | None) -> bool:
-        """Bring a pickled function in, unless it is there; False if memory cannot be limited on this system.
-
-        Raises:
-            CannotSend: it cannot be unpickled there.
-        """
+        """Bring a pickled function in, unless it is there; False if memory cannot be limited on this system."""
         digest = digest_of(function, memory)
         if digest == self.digest:
             return True
@@ -64,13 +60,8 @@ class Worker(Child):
     def call(self, arguments: bytes, seconds: float | None) -> tuple[Any, ...]:
         """Call the loaded function.
 
-        Returns:
-            ("returned", value, logged), ("raised", type, text, traceback) or ("odd", type, text) for a value that
-            cannot be pickled.
-
-        Raises:
-            TimedOut: no answer within `seconds`; the process is gone.
-            Died: it ended by itself.
+        Returns ("returned", value, logged), ("raised", type, text, traceback), or ("odd", type, text) for a value that
+        cannot be pickled.
         """
         answer = self._request(("call", arguments), seconds)
         self.fresh = False
@@ -81,11 +72,7 @@ class Worker(Child):
 
 
 def pickled(function: Any) -> bytes:
-    """A function as bytes, with the globals that it uses if it lives in a notebook or script.
-
-    Raises:
-        CannotSend: it holds what cannot be pickled, or too much.
-    """
+    """A function as bytes, with the globals that it uses if it lives in a notebook or script."""
     if os.name != "posix" or not sys.executable:
         raise CannotSend(f"there are no such subprocesses on {sys.platform}")
     import dill

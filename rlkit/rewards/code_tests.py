@@ -147,11 +147,7 @@ class PythonTests:
         return sum(passed) / len(passed) if self.partial else float(all(passed))
 
     def _run(self, job: dict[str, Any], running: set[Child]) -> list[bool]:
-        """Which tests passed; none of them if the process did not report.
-
-        Raises:
-            RuntimeError: it ended before it started the code.
-        """
+        """Which tests passed; none of them if the process did not report."""
         token, tests, output = secrets.token_hex(16), job["tests"], longest_output(job["tests"])
         job = job | {
             "tests": without_answers(tests),
@@ -191,12 +187,7 @@ class PythonTests:
 
 
 def _started(child: Child, job: bytes) -> bytes:
-    """Send the job and wait until the code starts; what this machine does not protect, in JSON.
-
-    Raises:
-        TimedOut: it does not start.
-        RuntimeError: it ended before.
-    """
+    """Send the job and wait until the code starts; what this machine does not protect, in JSON."""
     try:
         line = child.ask(job, START_SECONDS)
     except Died as error:

@@ -45,15 +45,8 @@ class MathProcess:
     ) -> dict[str, Any]:
         """What math-verify says of an answer: "gold", "answer" and "correct", or an "error", which is "late" or not.
 
-        Args:
-            gold: the right answer.
-            answer: text of the completion; None only parses the gold.
-            seconds: wall time.
-            processor_seconds: a further bound, that a busy machine does not make shorter; None is `seconds`.
-
-        Raises:
-            ImportError: math-verify is not installed.
-            RuntimeError: the process cannot be started.
+        Without an answer only the gold is parsed. `processor_seconds` is a further bound, which a busy machine does not
+        shorten.
         """
         bounds = {"seconds": seconds, "processor_seconds": seconds if processor_seconds is None else processor_seconds}
         question = json.dumps({"gold": gold, "answer": answer} | bounds).encode()
