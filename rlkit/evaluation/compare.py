@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-MEASURED = ("policy", "policy_version")  # what two evaluations may differ in without a word
+MEASURED = ("policy", "policy_version")  # two evaluations may differ in these without a warning
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -182,7 +182,7 @@ class Evaluation(Record):
 
 
 def compare(before: Evaluation, after: Evaluation, *, seed: int = 0) -> Comparison:
-    """Compare two evaluations of the same rows; the rows are known by their content, in whatever order they stand.
+    """Compare two evaluations of the same rows, which are matched by content, in any order.
 
     Args:
         before, after: from `evaluate`.
@@ -228,7 +228,7 @@ def compare(before: Evaluation, after: Evaluation, *, seed: int = 0) -> Comparis
 
 
 def _keyed(evaluation: Evaluation) -> dict[tuple[int, int], dict[str, Any]]:
-    """Each prompt's line by the row's id and, for rows that stand twice, its number among them."""
+    """Each prompt's line by the row's id and, for identical rows, its number among them."""
     seen: dict[int, int] = {}
     found: dict[tuple[int, int], dict[str, Any]] = {}
     for line in evaluation.per_prompt().reset_index().to_dict("records"):

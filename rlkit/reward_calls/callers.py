@@ -42,13 +42,13 @@ def call_here(job: Job, rows: Sequence[int]) -> tuple[Any, RewardLog]:
                 future.cancel()  # after an interrupt; nothing otherwise
     except (Failed, KeyboardInterrupt):
         raise
-    except BaseException as error:  # sys.exit() and a cancelled task are the function's failure, not the run's end
+    except BaseException as error:  # sys.exit() or a cancelled task must not end the run
         raise Failed.of(error) from error
     return returned, log
 
 
 async def awaited(value: Any) -> Any:
-    """What an awaitable gives. sys.exit() in it fails like any error: asyncio would end the loop of all for it."""
+    """The result of an awaitable. sys.exit() in it becomes `Failed`, since asyncio would end the loop."""
     try:
         return await value
     except (SystemExit, KeyboardInterrupt) as error:
@@ -92,7 +92,7 @@ class InThread(Here):
         try:
             return future.result(seconds)
         except FutureTimeout as error:
-            if future.done():  # the function's own TimeoutError comes as Failed; this is ours, a moment too late
+            if future.done():  # it ended just after the time (its own TimeoutError would be Failed)
                 return future.result()
             _hung.append(thread)
             raise TimedOut from error
@@ -124,7 +124,7 @@ class InWorker:
             raise Failed("ProcessDied", str(error)) from error
         if kind == "raised":
             if rest[0] == "MemoryError":
-                worker.kill()  # what is left of its memory is in pieces
+                worker.kill()  # its state may be broken
             raise Failed(*rest)
         if kind == "odd":
             raise TypeError(
@@ -148,7 +148,7 @@ class InWorker:
         logs = [name for name in LOGS if name in self.job.accepted.named]
         try:
             return pickle.dumps((positional, named, logs))
-        except Exception as error:  # a column or a state of the user's own kind
+        except Exception as error:  # of a column or the user's state
             raise CannotSend(f"its arguments cannot be pickled ({type(error).__name__}: {error})") from error
 
     def prepare(self) -> workers.Worker:
@@ -182,14 +182,14 @@ class InWorker:
             self._worker.kill()
 
     def close(self) -> None:
-        """Hand the process back for the next step."""
+        """Return the process to the pool."""
         if self._worker is not None:
             workers.give_back(self._worker)
             self._worker = None
 
 
 def in_thread(work: Any) -> tuple["Future[Any]", threading.Thread]:
-    """Run `work()` in a daemon thread. An executor's threads would be joined at exit, hung ones too."""
+    """Run `work()` in a daemon thread; Python would join an executor's threads at exit, even if they hang."""
     future: Future[Any] = Future()
 
     def run() -> None:

@@ -1,4 +1,4 @@
-"""One bad completion must not cost its siblings their rewards.
+"""Calls on all rows, then row by row: one bad completion must not cost the others their rewards.
 
 A function is called once on all rows. Where that call fails or runs out of time, the rows are tried again one by one
 (group by group for a function that asks for `group_ids`): the one that raises or hangs is found and lost, the others
@@ -84,7 +84,7 @@ def guarded(job: Job) -> InWorker | InThread:
 
 
 def run_guarded(job: Job, caller: InWorker | InThread) -> Outcome:
-    """`run` with that caller, which is let go at the end; a thread if it is only now found to be needed."""
+    """`run` with that caller, which is closed at the end; in a thread if its arguments cannot be pickled."""
     try:
         return run(job, caller)
     except CannotSend as error:

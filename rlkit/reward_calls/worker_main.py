@@ -47,12 +47,12 @@ def limit_memory(extra: int | None) -> bool:
 
 
 async def awaited(value: Any) -> Any:
-    """What an awaitable gives."""
+    """The result of an awaitable."""
     return await value
 
 
 def described(error: BaseException) -> tuple[str, str]:
-    """Text and traceback of an error, which may be of a class of the function's own that cannot say what it is."""
+    """Text and traceback of an error, whose __str__ may itself fail."""
     try:
         text = str(error)
     except Exception:
@@ -61,14 +61,14 @@ def described(error: BaseException) -> tuple[str, str]:
 
 
 def copied(values: Any) -> Any:
-    """A list of what a function logs; what is refused later, with the column's name, stays."""
+    """A column that a function logs as a list; what is no list stays, and the parent refuses it."""
     if values is None or isinstance(values, str | bytes | dict | int | float):
         return values
     return values.tolist() if hasattr(values, "tolist") else list(values)
 
 
 def number(name: str, value: Any) -> Any:
-    """A plain number of what a function logs; None and text stay, for the parent to skip or to refuse."""
+    """A number that a function logs, as a float; None and text stay, and the parent skips or refuses them."""
     try:
         return value if value is None or isinstance(value, str) else float(value)
     except (TypeError, ValueError, OverflowError):
@@ -78,7 +78,7 @@ def number(name: str, value: Any) -> Any:
 def call(
     function: Callable[..., Any], positional: list[Any], named: dict[str, Any], logs: list[str]
 ) -> tuple[Any, ...]:
-    """Call the function; its logged columns and numbers come back as they were logged."""
+    """Call the function; returns its value and what it logged."""
     logged: list[tuple[str, str, Any]] = []
     writers = {
         "log_extra": lambda column, values: logged.append(("log_extra", column, copied(values))),
@@ -91,7 +91,7 @@ def call(
 
 
 def answer(state: dict[str, Any], word: str, rest: list[Any]) -> tuple[Any, ...]:
-    """What is asked for: to load a function, or to call it."""
+    """Load a function, or call it."""
     memory = state.get("memory")
     try:
         if word == "load":

@@ -3,11 +3,11 @@
 Each completion gets a process of its own (`python -I`, an empty folder, an empty environment, a session of its own)
 with limits of time, memory and disk; what is left after the time is killed. `sandbox` confines it: no files but its
 own and Python's, no other processes, no network. Where the kernel allows it, the process also gets its own user,
-network and process namespaces (`unshare`). What a machine cannot protect is said once, in a warning.
+network and process namespaces (`unshare`). A warning names once what the machine cannot protect.
 
 Outputs of programs and values of calls are judged in our process, and what is expected of them is not in the code's
-(`code_verdict`). What this is not: protection of tests that are Python. They share a process with the code, which can
-find out how they report, or return an object that equals everything.
+(`code_verdict`). Tests that are Python are not protected: they share a process with the code, which can find out how
+they report, or return an object that equals everything.
 """
 
 import contextlib
@@ -266,8 +266,8 @@ def own_namespaces() -> tuple[str, ...]:
 
 
 def _program(code: str, prompt: Prompt | None, entry: str | None) -> dict[str, str]:
-    """The code, and what runs before it: a prompt that is the begin of a program (HumanEval). Code that does not define
-    the function goes on where the prompt ends.
+    """The code, and what runs before it: a prompt that is the beginning of a program (HumanEval). Code that does not
+    define the function continues the prompt.
     """
     if entry is None or not isinstance(prompt, str) or not re.search(rf"\bdef {re.escape(entry)}\b", prompt):
         return {"before": "", "code": code}
