@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tolerances import CLOSE, EXACT, FLOAT32
 
 import rlkit as rl
-from rlkit.reward_calls.names import unique_names
+from rlkit.reward_calls.arguments import unique_names
 from rlkit.scoring import weighted_sum
 
 NAN, INF = math.nan, math.inf

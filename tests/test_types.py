@@ -15,7 +15,7 @@ from tolerances import EXACT
 from waiting import LONG
 
 import rlkit as rl
-from rlkit.evaluation.evaluate import Evaluation
+from rlkit.evaluation.compare import Evaluation
 from rlkit.metrics import score_metrics
 from rlkit.types import text_of
 

@@ -301,6 +301,20 @@ def test_weights_and_clipping_are_those_of_score(frozen_policy):
     assert table.rewards.unique().tolist() == [2.0]
 
 
+def test_the_settings_of_rewards_are_keywords_or_one_object(frozen_policy):
+    """As for `score`; a name that neither knows is refused before anything is sampled."""
+    keywords = {"weights": [2.0], "clip_range": (0.0, 1.5), "on_error": "none"}
+    settings = rl.rewards.RewardSettings(**keywords)
+    one, other = estimate(frozen_policy, reward_settings=settings), estimate(frozen_policy, **keywords)
+    assert torch.equal(one.rewards, other.rewards) and one.rewards.max() == 1.5
+    with pytest.raises(TypeError, match=r"estimate_vstar: give \['memory'\] as keywords or in reward_settings="):
+        estimate(frozen_policy, reward_settings=settings, memory=1)
+    with pytest.raises(
+        TypeError, match=r"estimate_vstar: unexpected keyword argument 'timeuot'. Did you mean 'timeout'"
+    ):
+        estimate(frozen_policy, timeuot=1.0)
+
+
 def test_the_room_for_completions_is_what_the_context_leaves(frozen_policy):
     """64 tokens of context, the longest prompt has 60."""
     rows = [{"prompt": "1" * 60, "answer": "1"}, {"prompt": "1", "answer": "1"}]

@@ -31,7 +31,7 @@ from rlkit.types import Rollout, Scores, Update
 if TYPE_CHECKING:
     import pandas as pd
 
-    from rlkit.evaluation.evaluate import Evaluation
+    from rlkit.evaluation.compare import Evaluation
     from rlkit.policy import Policy
     from rlkit.step import LRScheduler
     from rlkit.view.dashboard import Dashboard

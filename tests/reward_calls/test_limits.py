@@ -37,13 +37,18 @@ MIB = 2**20
 @pytest.fixture(autouse=True)
 def nothing_left():
     """No process outlives the workers that are kept, and those end when they are told to."""
-    worker.close_workers()  # of other tests: their error stream is one that was captured then
+    close_workers()  # of other tests: their error stream is one that was captured then
     before = {child.pid for child in psutil.Process().children(recursive=True)}
     yield
     kept = worker.worker_pids()
-    worker.close_workers()
+    close_workers()
     until(lambda: not [child for child in children() if child.pid not in before], "the end of what was killed")
     assert not any(psutil.pid_exists(pid) for pid in kept)
+
+
+def close_workers():
+    while worker._idle:
+        worker._idle.pop().close()
 
 
 def children():

@@ -379,4 +379,4 @@ def test_it_holds_for_a_user_without_privileges_too(tmp_path):
         done = subprocess.run(
             command, input=code_tests.json.dumps(job).encode(), stdout=subprocess.PIPE, cwd=work, check=False
         )
-    assert done.stdout == b"started []\nT[true]"
+    assert done.stdout == b"started []\nT[true]\n"
