@@ -169,7 +169,7 @@ MUTANTS = [
     Mutant("the last rollouts dropped", ROLLOUTS, "return steps[1 + gaps.index(min(gaps))]", "return steps[-1]", "run/test_rollouts.py"),
     Mutant("rollouts after a checkpoint kept", ROLLOUTS, "if step >= steps:", "if step > steps:", "run/test_rollouts.py"),
     Mutant("a torn line left out in silence", LINES, "self._torn = end < len(data)", "self._torn = False", "run/test_reader.py"),
-    Mutant("a replaced log read on", LINES, "anew = handle.read(len(self._tail)) != self._tail", "anew = len(handle.read(len(self._tail))) != len(self._tail)", "run/test_reader.py"),
+    Mutant("a replaced log read on", LINES, "replaced = handle.read(len(self._tail)) != self._tail", "replaced = len(handle.read(len(self._tail))) != len(self._tail)", "run/test_reader.py"),
     Mutant("a metric that pauses moves up", READER, 'column.extend(array("d", [ABSENT]) * (before - len(column)))', "pass", "run/test_reader.py"),
     # prompts, rewards, V*, run
     Mutant("None counted as 0", "reward_calls/return_values.py", "        return math.nan\n", "        return 0.0\n", "test_scoring.py"),
@@ -230,7 +230,7 @@ MUTANTS = [
     Mutant("parameter given twice", "export/parameters.py", "if isinstance(one, Declared) and one.name in declared:", "if False:", EXPORT),
     Mutant("unknown name in a config file ignored", "export/runtime/flags.py", "        if name not in known:\n            raise ValueError", "        if name not in known:\n            continue\n            raise ValueError", "export/test_flags.py"),
     Mutant("config file above the command line", "export/runtime/flags.py", "values |= {name: value for name, value in vars(given).items() if name in known}", "values = {name: value for name, value in vars(given).items() if name in known} | values", "export/test_flags.py"),
-    Mutant("commands of an earlier loop obeyed", "run/commands.py", "len(before), before.count", "0, before.count", "run/test_commands.py"),
+    Mutant("commands of an earlier loop obeyed", "run/commands.py", "if self._has_history:", "if False:", "run/test_commands.py"),
     Mutant("a pause that does not hold", "run/loop.py", "if state.stopped is not None or not self._paused:", "if True:", "run/test_commands.py"),
     Mutant("a number without its bounds", "run/commands.py", "if (low is not None and value < low) or", "if False and", "run/test_commands.py run/test_knobs.py"),
     Mutant("a live change lost by a restart", "run/knobs.py", 'self.set(name, saved["value"])', "pass", "run/test_knobs.py"),
@@ -302,7 +302,7 @@ MUTANTS = [
     Mutant('server: outlives the process that asked', 'engines/vllm/launcher.py', 'if parent is not None and os.getppid() != parent:', 'if False:', 'engines/vllm/test_server.py'),
     Mutant('server: sampling defaults of the checkpoint', 'engines/vllm/server_settings.py', '"generation-config": "vllm",', '"generation-config": "auto",', 'engines/vllm/test_server.py'),
     # the run folder: locks, checkpoints, resume
-    Mutant("a run that came and went is written into", "run/folder.py", 'if all(name.startswith("lock.") for name in names):', "if True:", "run/test_damage.py"),
+    Mutant("a run that came and went is written into", "run/folder.py", 'if all(file.name == "lock" for file in folder.iterdir()):', "if True:", "run/test_damage.py"),
     Mutant("a lock of another host taken for dead", "run/lock.py", '(other["host"] != mine["host"] or lives(other["pid"]))', 'lives(other["pid"])', "run/test_folder.py"),
     Mutant("a dead one's lock taken over by two at once", "run/lock.py", "fcntl.flock(handle, fcntl.LOCK_EX)", "pass", "run/test_folder.py"),
     Mutant("the lock of another process taken away", "run/lock.py", 'if (read_json(file) or {}).get("pid") == os.getpid():', "if True:", "run/test_folder.py"),
