@@ -122,7 +122,8 @@ def check_number(where: str, name: str, value: Any, kind: type, bounds: Any = No
         ValueError: not finite, not whole, or not within bounds (lowest, highest), either of which may be None.
     """
     value = scalar(value)
-    if not isinstance(value, numbers.Real) or isinstance(value, bool):
+    is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)  # a condition of its own, for mypy
+    if not is_number:
         raise TypeError(f"{where}: {name} must be a number, got {value!r}.")
     if not _is_finite(value):
         raise ValueError(f"{where}: {name} must be finite, got {str(value)[:40]}.")

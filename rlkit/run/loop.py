@@ -82,8 +82,6 @@ class Loop:
                 return
             timing.take()
             self._started = time.perf_counter()
-            mine = threading.get_native_id()
-            process_state.stepping.append(mine)
             try:
                 yield state.step, batch
             except GeneratorExit:
@@ -95,8 +93,6 @@ class Loop:
                         prompts.load_state_dict(position)
                     self._save_state()
                 raise
-            finally:
-                process_state.stepping.remove(mine)
             self._finish_step()
             if self._save_every and state.step % self._save_every == 0 and state.step < max_steps:
                 state.save()

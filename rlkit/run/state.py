@@ -18,37 +18,17 @@ from rlkit.support.process_state import current
 
 
 class RunState:
-    """The state of one run in this process.
-
-    Args:
-        home: the run's folder.
-        rollouts: writes the rollouts.
-
-    Attributes:
-        step: the step that the loop is in, or the number of finished steps.
-        max_steps: of the loop that runs or ran last.
-        stopped: why the loop ended; None while it runs and before the first.
-        thread: identifier of the thread that runs the loop, None while none does.
-        started: `Run.start` was called.
-        background: the loop in the background, if there was one.
-        resumed: `resume` was called.
-        console: prints lines and the progress bar.
-        flag: set by the signals that end the loop.
-        log: what was logged.
-        numbers: the declared numbers.
-        changes: their changes by step.
-        checkpointer: what is saved and restored.
-    """
+    """The state of one run in this process."""
 
     def __init__(self, home: Home, rollouts: RolloutWriter) -> None:
         self.home = home
-        self.step = 0
-        self.max_steps: int | None = None
-        self.stopped: StopReason | None = None
-        self.thread: int | None = None
-        self.started = False
-        self.background: Background | None = None
-        self.resumed = False
+        self.step = 0  # the step that the loop is in, or the number of finished steps
+        self.max_steps: int | None = None  # of the loop that runs or ran last
+        self.stopped: StopReason | None = None  # why the loop ended; None while it runs and before the first
+        self.thread: int | None = None  # identifier of the thread that runs the loop
+        self.started = False  # `Run.start` was called
+        self.background: Background | None = None  # the loop in the background, if there was one
+        self.resumed = False  # `resume` was called
         self.console = Console()
         self.flag = StopFlag(self.say)
         self.log = StepLog(home, rollouts, self.say)

@@ -5,7 +5,6 @@
 - `loop`: of each thread, the length of the loop that runs in it. Rewards with a schedule read it through
   `trainer_state.max_steps`; a loop in the background does not lend its length to what other cells score.
 - `clock`: of each thread, the seconds of each phase of a step (timing.py).
-- `stepping`: the threads in which a step goes on, by the number that the system knows them by; the view spares them.
 """
 
 import threading
@@ -79,4 +78,3 @@ class _Clock(threading.local):
 
 loop = _Loop()
 clock = _Clock()
-stepping: list[int] = []
