@@ -27,14 +27,7 @@ import torch
 from rlkit.distributed import collectives
 from rlkit.run.folder import write_json
 from rlkit.run.line_files import read_json
-from rlkit.run.manifest import (
-    FILE,
-    checksums,
-    damaged,
-    pointed,
-    sealed,
-    together,
-)
+from rlkit.run.manifest import FILE, checksums, damaged, pointed, sealed, together
 from rlkit.run.random_state import random_state, set_random_state
 from rlkit.support.files import regular, written_whole
 
@@ -55,20 +48,13 @@ class Tracked:
 
 
 def save(folder: Path, tracked: Tracked, counters: Mapping[str, Any], score: float | None) -> Path:
-    """Write a checkpoint; every process calls it.
+    """Write a checkpoint into the `ckpt` folder and return its own; every process calls it; errors as in `Run.save`.
 
     Args:
         folder: the `ckpt` folder.
         tracked: what to save.
         counters: plain data for run.json; `step` names the checkpoint.
         score: value of the metric `tracked.best` now, or None if it was not measured.
-
-    Returns:
-        The folder of the checkpoint.
-
-    Raises:
-        OSError: it cannot be written (a full disk), on every process; nothing of it stays, earlier ones are whole.
-        TypeError: a value that is not plain data.
     """
     target = folder / f"step-{counters['step']:06d}"
     partial = folder / f"{target.name}.partial"
@@ -151,10 +137,10 @@ def load(checkpoint: Path, tracked: Tracked, counters: Mapping[str, Any]) -> Non
         try:
             state = zero3.load(checkpoint)
         except Exception as error:
-            raise RuntimeError(_misfit(checkpoint, "DeepSpeed", error, counters)) from error
+            raise _misfit(checkpoint, "DeepSpeed", error) from error
     else:
-        state = _load_state(checkpoint, tracked, counters)
-        if not counters.get("optimizer_has_state", True):
+        state = _load_state(checkpoint, tracked)
+        if not counters["optimizer_has_state"]:
             tracked.optimizer.state.clear()
     if tracked.scheduler is not None:
         if "scheduler" not in state:
@@ -170,17 +156,13 @@ def _load_random_state(file: Path) -> None:
     try:
         with open(file, "rb", opener=regular) as handle:
             set_random_state(torch.load(handle, weights_only=True))
-    except Exception as error:  # a damaged file without a checksum may raise anything
+    except Exception as error:  # a forged file may raise anything
         what = f"{file.name} holds no random states ({type(error).__name__}: {error})"
         raise damaged(file.parent, what[:300]) from None
 
 
 def check_index(checkpoint: Path) -> None:
-    """Check that the index of a checkpoint of torch can be read without executing anything.
-
-    Raises:
-        RuntimeError: it cannot.
-    """
+    """Raise RuntimeError if the index of a checkpoint of torch cannot be read without executing anything."""
     with _quiet():
         from rlkit.run import storage
     try:
@@ -201,15 +183,15 @@ def _check_layout(checkpoint: Path, counters: Mapping[str, Any], tracked: Tracke
         )
 
 
-def _misfit(checkpoint: Path, who: str, error: Exception, counters: Mapping[str, Any]) -> str:
-    why = "were they made with other settings (another model, adapter, optimizer or scheduler)?"
-    if "files" not in counters:
-        why = f"is a file of it damaged (it has no checksums), or {why}"
+def _misfit(checkpoint: Path, who: str, error: Exception) -> RuntimeError:
     said = " ".join(str(error).split())[:500] or type(error).__name__
-    return f"run.resume: {checkpoint} does not fit the tracked policy and optimizer: {why} {who} says: {said}"
+    return RuntimeError(
+        f"run.resume: {checkpoint} does not fit the tracked policy and optimizer: were they made with other settings "
+        f"(another model, adapter, optimizer or scheduler)? {who} says: {said}"
+    )
 
 
-def _load_state(checkpoint: Path, tracked: Tracked, counters: Mapping[str, Any]) -> dict[str, Any]:
+def _load_state(checkpoint: Path, tracked: Tracked) -> dict[str, Any]:
     state = _state(tracked)
     with _quiet():
         from torch.distributed.checkpoint.state_dict import StateDictOptions, set_state_dict
@@ -219,7 +201,7 @@ def _load_state(checkpoint: Path, tracked: Tracked, counters: Mapping[str, Any])
         try:
             storage.load(state, checkpoint, alone=not collectives.is_many())
         except Exception as error:
-            raise RuntimeError(_misfit(checkpoint, "torch", error, counters)) from None
+            raise _misfit(checkpoint, "torch", error) from None
         set_state_dict(
             tracked.policy.model,
             tracked.optimizer,

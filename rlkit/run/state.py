@@ -3,12 +3,14 @@
 import os
 from pathlib import Path
 
+from rlkit.distributed import collectives
 from rlkit.run.background import Background, loop_in_background
 from rlkit.run.checkpointer import Checkpointer, cut_back
 from rlkit.run.console import Console
 from rlkit.run.knob_changes import Changes
 from rlkit.run.knobs import Numbers
 from rlkit.run.location import Home
+from rlkit.run.manifest import newest_of
 from rlkit.run.measurements import Counters
 from rlkit.run.rollouts import RolloutWriter
 from rlkit.run.signals import StopFlag
@@ -69,10 +71,12 @@ class RunState:
             )
         self.resumed = True
         source = current.resume or source
-        found = self.checkpointer.find(self.home.wanted, source)
+        named = source != "auto"
+        if source == "none":
+            return 0
+        found = collectives.from_main(Path(source) if named else newest_of(self.home.wanted))
         if found is None:
             return 0
-        named = source != "auto"
         mine = self.home.go_on_in(found.parent.parent, wanted=not named)
         if not named and not mine:
             raise RuntimeError(

@@ -31,7 +31,8 @@ class Machine:
 
 @pytest.mark.parametrize("cost", [0.001, 0.03, 0.7])
 def test_a_refresh_is_paid_for_before_the_next_one(monkeypatch, cost):
-    """Cheap and expensive refreshes take 1/200 of the wall time: the rest of 2 % is for sending, and for loops that get less than a core."""
+    """Cheap and expensive refreshes take 1/200 of the wall time;
+    the rest of 2 % is for sending, and for loops that get less than a core."""
     machine = Machine(monkeypatch)
     budget = Budget()
     refreshes = 0
