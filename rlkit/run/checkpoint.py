@@ -50,11 +50,7 @@ class Tracked:
 def save(folder: Path, tracked: Tracked, counters: Mapping[str, Any], score: float | None) -> Path:
     """Write a checkpoint into the `ckpt` folder and return its own; every process calls it; errors as in `Run.save`.
 
-    Args:
-        folder: the `ckpt` folder.
-        tracked: what to save.
-        counters: plain data for run.json; `step` names the checkpoint.
-        score: value of the metric `tracked.best` now, or None if it was not measured.
+    `counters` is plain data for run.json, whose `step` names the checkpoint; `score` is the value of `tracked.best`.
     """
     target = folder / f"step-{counters['step']:06d}"
     partial = folder / f"{target.name}.partial"

@@ -99,12 +99,10 @@ class RunReader:
 
     def _refresh_evaluations(self) -> bool:
         news = False
-        for lines, anew in self._evaluation_lines.read():
-            self._evaluations = [
-                *([] if anew else self._evaluations),
-                *(_printable(line) for line in lines if isinstance(line, dict)),
-            ]
-            news = news or anew or bool(lines)
+        for lines, replaced in self._evaluation_lines.read():
+            known = [] if replaced else self._evaluations
+            self._evaluations = [*known, *(_printable(line) for line in lines if isinstance(line, dict))]
+            news = news or replaced or bool(lines)
         return news
 
     def _refresh_json(self, name: str) -> bool:
@@ -235,14 +233,14 @@ class _Table:
 
     def refresh(self) -> bool:
         news = False
-        for lines, anew in self._lines.read():
-            if anew:
+        for lines, replaced in self._lines.read():
+            if replaced:
                 self.columns, self._strange = {"step": array("d")}, 0
             known = [_flat(line) for line in lines if isinstance(line, dict) and is_step(line.get("step"))]
             self._strange += len(lines) - len(known)
             for names, rows in groupby(known, key=tuple):  # column by column: lines of a run have the same names
                 self._extend(names, list(rows))
-            news = news or anew or bool(lines)
+            news = news or replaced or bool(lines)
         return news
 
     def _extend(self, names: tuple[str, ...], rows: list[dict[str, Any]]) -> None:
@@ -276,9 +274,8 @@ def _flat(line: dict[str, Any]) -> dict[str, Any]:
         return line
     flat: dict[str, Any] = {}
     for name, value in line.items():
-        flat |= (
-            {f"{name}/{key}": cell for key, cell in _flat(value).items()} if isinstance(value, dict) else {name: value}
-        )
+        inner = {f"{name}/{key}": cell for key, cell in _flat(value).items()} if isinstance(value, dict) else None
+        flat |= {name: value} if inner is None else inner
     return flat
 
 

@@ -18,14 +18,13 @@ from rlkit.distributed import collectives
 from rlkit.run import evaluations
 from rlkit.run.controls import Controls
 from rlkit.run.location import Home
-from rlkit.run.loop import Loop
+from rlkit.run.loop import loop_over
 from rlkit.run.plot import plot_metrics
 from rlkit.run.reader import RunReader
 from rlkit.run.rollouts import RolloutWriter
 from rlkit.run.state import RunState
 from rlkit.run.status import StopReason
 from rlkit.run.trackers import Target
-from rlkit.support.process_state import current
 from rlkit.types import Rollout, Scores, Update
 
 if TYPE_CHECKING:
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
 
 
 class Run(Controls):
-    """A run and its folder.
+    """A run and its folder. `knobs`, `control`, `start` and `wait` are in controls.py.
 
     The folder is chosen when something is first written or `path` is read. A folder that is not empty is never written
     into: a number is added to the name. Call `resume` before that to go on with the existing run instead.
@@ -234,23 +233,7 @@ class Run(Controls):
             KeyboardInterrupt: on a second Ctrl-C within one step.
             SystemExit: after SIGTERM or SIGUSR1, when the step is done, the checkpoint saved and STOPPED written.
         """
-        state, checkpointer, background = self._state, self._state.checkpointer, self._state.background
-        if background is not None and background.alive and not background.is_current:
-            raise RuntimeError("run.steps: a loop of this run is going in the background; run.wait() waits for it.")
-        max_steps, save_every = current.max_steps or max_steps, current.save_every or save_every
-        if max_steps < 1:
-            raise ValueError(f"run.steps: max_steps must be at least 1, got {max_steps}.")
-        if save_every is not None:
-            if save_every < 1:
-                raise ValueError(f"run.steps: save_every must be at least 1 or None, got {save_every}.")
-            checkpointer.require("run.steps(save_every=...)")
-        if checkpointer.tracked is not None and checkpointer.prompts is None and hasattr(prompts, "state_dict"):
-            checkpointer.prompts = prompts
-        if current.resume and not state.resumed and not state.step:
-            self.resume()
-        if state.step >= max_steps:
-            state.say(f"rlkit: all {max_steps} steps are done; raise max_steps, or make a new Run, for more")
-        yield from Loop(state, prompts, save_every).steps(max_steps, progress)
+        yield from loop_over(self._state, prompts, max_steps, save_every, progress)
 
     def log_evaluation(self, name: str, evaluation: "Evaluation") -> Path:
         """Save an evaluation: whole in `evaluations/NAME-STEP.pt`, its numbers in `evaluations.jsonl`.

@@ -18,28 +18,15 @@ from rlkit.types import Rollout, Scores, Update, check_pairing
 
 
 class StepLog:
-    """The log of one run.
-
-    Args:
-        home: the run's folder.
-        rollouts: writes the rollouts.
-        say: prints a line.
-
-    Attributes:
-        step: the step that was logged last, None before the first.
-        last: its line of metrics.jsonl.
-        counters: tokens and reward calls so far.
-        print_every: print a line every this many steps; None prints none.
-        trackers: services that get the numbers too.
-    """
+    """The log of one run. `say` prints a line."""
 
     def __init__(self, home: Home, rollouts: RolloutWriter, say: Callable[[str], None]) -> None:
         self._home, self._rollouts, self._say = home, rollouts, say
         self._monitor = Monitor()
-        self.step: int | None = None
-        self.last: dict[str, Any] = {}
+        self.step: int | None = None  # the step that was logged last
+        self.last: dict[str, Any] = {}  # its line of metrics.jsonl
         self.counters = Counters()
-        self.print_every: int | None = None
+        self.print_every: int | None = None  # print a line every this many steps
         self.trackers = Trackers()
 
     def write(
@@ -54,7 +41,10 @@ class StepLog:
         extra: Mapping[str, Any],
     ) -> dict[str, int | float | None]:
         """Log a step; see `Run.log`. Every process calls it."""
-        step = _whole(step)
+        try:
+            step = operator.index(step)  # numpy's and torch's integers too
+        except TypeError:
+            raise TypeError(f"run.log: step must be a whole number, as run.steps yields it, got {step!r}.") from None
         if self.step is not None and step <= self.step:
             raise ValueError(f"run.log: step {step} comes after step {self.step} was logged; log each step once.")
         check_pairing("run.log", rollout, scores, advantages, update, ref_logps=ref_logps, new_logps=new_logps)
@@ -73,11 +63,3 @@ class StepLog:
             if self.print_every is not None and step % self.print_every == 0:
                 self._say(format_line(line))
         return line
-
-
-def _whole(step: Any) -> int:
-    """The step as an int; numpy's and torch's integers are accepted."""
-    try:
-        return operator.index(step)
-    except TypeError:
-        raise TypeError(f"run.log: step must be a whole number, as run.steps yields it, got {step!r}.") from None
