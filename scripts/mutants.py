@@ -246,7 +246,7 @@ MUTANTS = [
     Mutant("view: any advantage is called leave-one-out", "view/arithmetic.py", "return bool(np.all(np.abs(left - right) <= TOLERANCE * size)) if len(left) else True", "return True", "view/test_data.py"),
     Mutant("view: refreshes that nothing is charged for", "view/budget.py", "+ seconds / SHARE", "+ seconds", "view/test_budget.py"),
     Mutant("view: masked tokens set the scale", "view/lens.py", "used = np.abs(sizes[counts & np.isfinite(sizes)])", "used = np.abs(sizes[np.isfinite(sizes)])", "view/test_data.py"),
-    Mutant("view: credit forgets the sign of the advantage", "view/lens.py", "advantage * (new - before)", "abs(advantage) * (new - before)", "view/test_data.py"),
+    Mutant("view: credit forgets the sign of the advantage", "view/lens.py", "float(advantage) * change", "abs(float(advantage)) * change", "view/test_data.py"),
     Mutant("view: NaN in an answer", "view/json_values.py", 'return "NaN" if math.isnan(value) else', "return value if math.isnan(value) else", "view/test_data.py view/test_panel.py"),
     Mutant("view: a cut text hides its length", "view/json_values.py", '"length": len(text)}', '"length": limit}', "view/test_data.py"),
     Mutant("view: a closed panel stays alive", "view/panel.py", "layout.close()", "layout.open()", "view/test_panel.py"),

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from rlkit.run.reader import RunReader
 from rlkit.view.json_values import number
-from rlkit.view.rollout_frame import Reader
 
 TOLERANCE = 2e-4
 """Relative size up to which a difference is rounding: stored advantages are sums of float32."""
@@ -46,7 +46,7 @@ def leave_one_out(values: np.ndarray) -> np.ndarray:
     return np.where(known, values - (total - values) / (count - 1), 0.0)
 
 
-def known_beta(reader: Reader, metrics: dict[str, Any]) -> tuple[float | None, str]:
+def known_beta(reader: RunReader, metrics: dict[str, Any]) -> tuple[float | None, str]:
     """Return the weight of the KL in the reward, and where it was found: step's log, live numbers or parameters."""
     places = (
         (metrics, "knobs/beta", "the step's metrics"),

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from rlkit.run.reader import RunReader
 from rlkit.view.arithmetic import Group, explain, known_beta, leave_one_out
 from rlkit.view.json_values import clean, number, plain, short, text_of
 from rlkit.view.lens import lens
-from rlkit.view.rollout_frame import HIDDEN, HINTS, Reader, load, one_row, pick, pick_step, table_columns
+from rlkit.view.rollout_frame import HIDDEN, HINTS, load, one_row, pick, pick_step, table_columns
 from rlkit.view.table_query import select
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ GROUP_ROWS = 64
 """Completions of a group."""
 
 
-def table(readers: Sequence[Reader], request: dict[str, Any]) -> dict[str, Any]:
+def table(readers: Sequence[RunReader], request: dict[str, Any]) -> dict[str, Any]:
     """Completions of a step. Takes run, step (None: the newest), sort, descending, where, text, offset, limit.
 
     Returns {"run", "step", "said", "columns", "rows", "total" (in the step), "found" (after the filter), "offset",
@@ -78,7 +79,7 @@ def table(readers: Sequence[Reader], request: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def group(readers: Sequence[Reader], request: dict[str, Any]) -> dict[str, Any]:
+def group(readers: Sequence[RunReader], request: dict[str, Any]) -> dict[str, Any]:
     """All completions of the prompt of a row, with the arithmetic of their advantages. Takes run, step, row."""
     index, reader, step, said = _stored(readers, request)
     frame = load(reader, step)
@@ -113,7 +114,7 @@ def group(readers: Sequence[Reader], request: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def token_lens(readers: Sequence[Reader], request: dict[str, Any]) -> dict[str, Any]:
+def token_lens(readers: Sequence[RunReader], request: dict[str, Any]) -> dict[str, Any]:
     """One page of the tokens of a completion (`rlkit.view.lens`). Takes run, step, row, page."""
     index, reader, step, said = _stored(readers, request)
     row = one_row(load(reader, step), request.get("row"))
@@ -121,7 +122,7 @@ def token_lens(readers: Sequence[Reader], request: dict[str, Any]) -> dict[str, 
     return {"run": index, "step": step, "said": said, "about": found.pop("row"), "row": plain(row["row"]), **found}
 
 
-def whole_text(readers: Sequence[Reader], request: dict[str, Any]) -> dict[str, Any]:
+def whole_text(readers: Sequence[RunReader], request: dict[str, Any]) -> dict[str, Any]:
     """A page of a text that a cell shows only in part. Takes run, step, row, column, offset."""
     index, reader, step, said = _stored(readers, request)
     row, column = one_row(load(reader, step), request.get("row")), request.get("column")
@@ -143,7 +144,7 @@ def whole_text(readers: Sequence[Reader], request: dict[str, Any]) -> dict[str, 
     }
 
 
-def _stored(readers: Sequence[Reader], request: dict[str, Any]) -> tuple[int, Reader, int, str | None]:
+def _stored(readers: Sequence[RunReader], request: dict[str, Any]) -> tuple[int, RunReader, int, str | None]:
     """The run and the stored step that a request means: number, reader, step, and a word if it is another step."""
     index, reader = pick(readers, request)
     step, said = pick_step(reader, request.get("step"))
@@ -192,7 +193,7 @@ def _loo_by_group(frame: "pd.DataFrame", own: np.ndarray) -> np.ndarray:
     return result
 
 
-def _metrics_of(reader: Reader, step: int) -> dict[str, Any]:
+def _metrics_of(reader: RunReader, step: int) -> dict[str, Any]:
     metrics = reader.metrics
     line = metrics[metrics["step"] == step] if "step" in metrics else metrics[:0]
     return {} if not len(line) else {str(name): value for name, value in line.iloc[-1].items()}

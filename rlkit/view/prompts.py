@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from rlkit.run.reader import RunReader
 from rlkit.view.json_values import number, plain, short, text_of
-from rlkit.view.rollout_frame import Reader, load, pick, pick_step
+from rlkit.view.rollout_frame import load, pick, pick_step
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -25,7 +26,7 @@ ANSWER = ("row", "row_id", "prompt", "completion", "reward", "length", "truncate
 """Columns that a pin or a comparison reads."""
 
 
-def pin(readers: Sequence[Reader], request: dict[str, Any]) -> dict[str, Any]:
+def pin(readers: Sequence[RunReader], request: dict[str, Any]) -> dict[str, Any]:
     """The answers to one prompt over the steps, the newest first. Takes run, row_id, before (a step, to go on).
 
     Looks at the newest `PINNED_STEPS` stored steps before `before`; "older" is where to go on if there are more.
@@ -47,7 +48,7 @@ def pin(readers: Sequence[Reader], request: dict[str, Any]) -> dict[str, Any]:
     return {**about, "steps": steps, "looked": len(looked), "older": older}
 
 
-def compare(readers: Sequence[Reader], request: dict[str, Any]) -> dict[str, Any]:
+def compare(readers: Sequence[RunReader], request: dict[str, Any]) -> dict[str, Any]:
     """The prompts that two steps (of one run or of two) have in common, by row_id, the largest change first.
 
     Takes left and right, each {"run", "step"}, and offset.
