@@ -22,12 +22,9 @@ from rlkit.view.json_values import clean, number, plain, short
 if TYPE_CHECKING:
     import pandas as pd
 
-PAGE = 400
-"""Tokens a page."""
-ABOUT = ("reward", "advantage", "kl", "ratio", "clipped", "epsilon", "epsilon_high")
-"""Numbers of the completion itself that stand above its tokens."""
-TOKEN = 64
-"""Characters of a token's text."""
+PAGE = 400  # tokens a page
+TOKEN = 64  # characters of a token's text
+ABOUT = ("reward", "advantage", "kl", "ratio", "clipped", "epsilon", "epsilon_high")  # of the completion itself
 
 
 def lens(row: "pd.Series", *, page: int) -> dict[str, Any]:
@@ -57,7 +54,7 @@ def lens(row: "pd.Series", *, page: int) -> dict[str, Any]:
         "length": length,
         "truncated": plain(row.get("truncated")) is True,
         "quantities": [_packed(one, part, counts) for one in quantities(row, length)],
-        "row": {name: number(row.get(name)) for name in ABOUT},
+        "about": {name: number(row.get(name)) for name in ABOUT},
     }
 
 

@@ -30,6 +30,7 @@ HINTS = {
     "row": "Position of the completion in the step.",
     "group_id": "Completions of one prompt share a group.",
     "reward": "Weighted sum of the reward parts; NaN where every reward function abstained.",
+    "rewards/": "One part of the reward; NaN where its function abstained.",
     "advantage": "What the update multiplies the log-probability with.",
     "kl": "Log-ratio of policy and reference, summed over the tokens, in nats; an estimate, may be negative.",
     "length": "Tokens of the completion, the end token included.",

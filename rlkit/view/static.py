@@ -14,15 +14,13 @@ import html
 import math
 from collections.abc import Sequence
 
-import numpy as np
-
 from rlkit.run.status import status_of
 from rlkit.run.svg import COLORS, Cells, picture
-from rlkit.support.text import UNTYPESET, as_html, visible
+from rlkit.support.text import UNTYPESET, as_html, table_html, visible
 from rlkit.view.panels import Chart, History, charts_of
 
 ROWS, CELL = 8, 160  # completions in the table, characters of a text
-TEXTS, HEADS = ("prompt", "completion"), {"truncated": "cut off"}
+SHOWN = ("prompt", "completion", "reward", "advantage", "length", "truncated")
 HEAT_COLUMNS = 60
 SIZE = (340, 180)
 
@@ -137,34 +135,15 @@ def _table(history: History, many: bool) -> str:
     """The newest completions: the best and the worst."""
     reader = history.reader
     steps = reader.rollout_steps
-    wanted = ["prompt", "completion", "reward", "advantage", "length", "truncated"]
-    frame = reader.rollouts(steps[-1], columns=wanted) if steps else None
+    frame = reader.rollouts(steps[-1], columns=SHOWN) if steps else None
     if frame is None or not len(frame) or "completion" not in frame:
         return ""
     total = len(frame)
     if "reward" in frame:
         frame = frame.sort_values("reward", ascending=False, kind="stable")
     if total > ROWS:
-        import pandas as pd
-
-        frame = pd.concat([frame.head(ROWS // 2), frame.tail(ROWS // 2)])
-    shown = [name for name in wanted if name in frame]
-    sides = ["left" if name in TEXTS else "right" for name in shown]
-    head = "".join(
-        f'<th style="text-align:{side}">{HEADS.get(name, name)}</th>' for name, side in zip(shown, sides, strict=True)
-    )
-    body = "".join(f"<tr>{''.join(_cell(value) for value in row)}</tr>" for row in frame[shown].itertuples(index=False))
+        frame = frame.iloc[[*range(ROWS // 2), *range(-ROWS // 2, 0)]]
     which = f", the {ROWS // 2} best and the {ROWS // 2} worst of {total}" if total > ROWS else ""
-    title = f"Completions of step {steps[-1]}{which}" + (f" ({visible(reader.name)})" if many else "")
-    caption = f'<caption style="text-align:left">{as_html(title)}</caption>'
-    return f"<table>{caption}<tr>{head}</tr>{body}</table>"
-
-
-def _cell(value: object) -> str:
-    if isinstance(value, bool | np.bool_):
-        return f"<td>{'yes' if value else ''}</td>"
-    if isinstance(value, str):
-        return f'<td style="text-align:left;font-family:monospace">{as_html(value, CELL)}</td>'
-    if isinstance(value, float):
-        return f"<td>{value:.3g}</td>"
-    return f"<td>{as_html(str(value))}</td>"
+    heading = f"Completions of step {steps[-1]}{which}" + (f" ({reader.name})" if many else "")
+    shown = frame[[name for name in SHOWN if name in frame]]
+    return table_html(heading, shown.rename(columns={"truncated": "cut off"}), CELL)
