@@ -11,11 +11,10 @@ from rlkit.run.knob_changes import Changes
 from rlkit.run.knobs import Numbers
 from rlkit.run.location import Home
 from rlkit.run.manifest import newest_of
-from rlkit.run.measurements import Counters
 from rlkit.run.rollouts import RolloutWriter
 from rlkit.run.signals import StopFlag
 from rlkit.run.status import StopReason
-from rlkit.run.step_log import StepLog
+from rlkit.run.step_log import Counters, StepLog
 from rlkit.support.process_state import current
 
 
