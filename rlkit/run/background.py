@@ -115,11 +115,8 @@ def same_torch_state() -> Callable[[], contextlib.AbstractContextManager[None]]:
     """
     grad, inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
     device = torch.get_default_device()
-    autocasts = [
-        (kind, torch.get_autocast_dtype(kind))
-        for kind in ("cpu", "cuda", "xpu", "mps")
-        if torch.is_autocast_enabled(kind)
-    ]
+    kinds = [kind for kind in ("cpu", "cuda", "xpu", "mps") if torch.is_autocast_enabled(kind)]
+    autocasts = [(kind, torch.get_autocast_dtype(kind)) for kind in kinds]
     cache = torch.is_autocast_cache_enabled()
     gpu = torch.cuda.current_device() if torch.cuda.is_initialized() else None
 

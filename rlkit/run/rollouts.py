@@ -72,8 +72,8 @@ def write_part(run: Path, step: int, table: "pa.Table") -> Path:
     file = part_of(run, step)
     file.parent.mkdir(exist_ok=True)
     repeated = [name for name in REPEATED if name.partition(".")[0] in table.column_names]
+    options = {"compression": "snappy", "write_statistics": False, "write_page_checksum": True}
     with written_whole(file) as partial:
-        options = {"compression": "snappy", "write_statistics": False, "write_page_checksum": True}
         pq.write_table(table, partial, use_dictionary=repeated, **options)
     return file
 

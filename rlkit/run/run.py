@@ -37,10 +37,10 @@ if TYPE_CHECKING:
 
 
 class Run(Controls):
-    """A run and its folder. `knobs`, `control`, `start` and `wait` are in controls.py.
+    """A run and its folder; `knobs`, `control`, `start` and `wait` are in controls.py.
 
     The folder is chosen when something is first written or `path` is read. A folder that is not empty is never written
-    into: a number is added to the name. Call `resume` before that to go on with the existing run instead.
+    into: a number is added to the name. To go on with the existing run call `resume` before that.
 
     Args:
         path: folder, made if needed.
@@ -296,7 +296,7 @@ class Run(Controls):
                 extra name that is taken.
             TypeError: an extra value that is not a number (the message names it), or a step that is not a whole number.
         """
-        extra |= self._state.numbers.metrics()
+        extra |= {f"knobs/{name}": value for name, value in self._state.numbers.values().items()}
         return self._state.log.write(step, rollout, scores, advantages, update, ref_logps, new_logps, extra)
 
     def count_reward_calls(self, calls: int) -> None:
