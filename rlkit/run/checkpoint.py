@@ -14,6 +14,7 @@ Left out: frozen parameters (an adapter's base model is loaded from where it cam
 """
 
 import os
+import random
 import shutil
 import warnings
 from collections.abc import Iterator, Mapping
@@ -22,13 +23,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from rlkit.distributed import collectives
 from rlkit.run.folder import write_json
 from rlkit.run.line_files import read_json
 from rlkit.run.manifest import FILE, checksums, damaged, pointed, sealed, together
-from rlkit.run.random_state import random_state, set_random_state
 from rlkit.support.files import regular, written_whole
 
 if TYPE_CHECKING:
@@ -155,6 +156,29 @@ def _load_random_state(file: Path) -> None:
     except Exception as error:  # a forged file may raise anything
         what = f"{file.name} holds no random states ({type(error).__name__}: {error})"
         raise damaged(file.parent, what[:300]) from None
+
+
+def random_state() -> dict[str, Any]:
+    """Return the random states of this process as plain data: Python's, numpy's, torch's, those of its GPUs."""
+    version, words, gauss = random.getstate()
+    kind, keys, position, has_gauss, cached = np.random.get_state()  # noqa: NPY002 - the users' own code may use it
+    return {
+        "python": [version, list(words), gauss],
+        "numpy": [kind, torch.from_numpy(np.asarray(keys).astype(np.int64)), position, has_gauss, cached],
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+    }
+
+
+def set_random_state(state: Mapping[str, Any]) -> None:
+    """Restore the random states; those of GPUs only on the same number of GPUs."""
+    version, words, gauss = state["python"]
+    random.setstate((version, tuple(words), gauss))
+    kind, keys, position, has_gauss, cached = state["numpy"]
+    np.random.set_state((kind, keys.numpy().astype(np.uint32), position, has_gauss, cached))  # noqa: NPY002
+    torch.set_rng_state(state["torch"])
+    if len(state["cuda"]) == torch.cuda.device_count() and state["cuda"]:
+        torch.cuda.set_rng_state_all(state["cuda"])
 
 
 def check_index(checkpoint: Path) -> None:

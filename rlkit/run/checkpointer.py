@@ -2,21 +2,14 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import torch
+from typing import Any
 
 from rlkit.distributed import collectives
 from rlkit.run import checkpoint, evaluations
 from rlkit.run.folder import cut_lines, gone
 from rlkit.run.manifest import candidates, mend, read_counters, together, verify
 from rlkit.run.rollouts import cut_parts
-from rlkit.support.process_state import current
 from rlkit.support.text import say
-
-if TYPE_CHECKING:
-    from rlkit.policy import Policy
-    from rlkit.step import LRScheduler
 
 
 class Checkpointer:
@@ -26,22 +19,6 @@ class Checkpointer:
         self.tracked: checkpoint.Tracked | None = None
         self.prompts: Any = None  # the loader whose position is saved
         self.vstar: Any = None  # the table of V* that belongs to the run
-
-    def track(
-        self,
-        policy: "Policy",
-        optimizer: torch.optim.Optimizer,
-        scheduler: "LRScheduler | None",
-        prompts: Any,
-        vstar: Any,
-        keep: int,
-        best: str | None,
-    ) -> None:
-        """See `Run.track`."""
-        if keep < 1:
-            raise ValueError(f"run.track: keep must be at least 1, got {keep}.")
-        self.tracked = checkpoint.Tracked(policy, optimizer, scheduler, current.keep or keep, best)
-        self.prompts, self.vstar = prompts, vstar
 
     def require(self, where: str) -> checkpoint.Tracked:
         """Return what is tracked; RuntimeError if nothing is."""

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from rlkit.distributed import collectives
 from rlkit.run import evaluations
+from rlkit.run.checkpoint import Tracked
 from rlkit.run.controls import Controls
 from rlkit.run.location import Home
 from rlkit.run.loop import loop_over
@@ -25,6 +26,7 @@ from rlkit.run.rollouts import RolloutWriter
 from rlkit.run.state import RunState
 from rlkit.run.status import StopReason
 from rlkit.run.trackers import Target
+from rlkit.support.process_state import current
 from rlkit.types import Rollout, Scores, Update
 
 if TYPE_CHECKING:
@@ -176,7 +178,11 @@ class Run(Controls):
             keep: number of newest checkpoints that stay, at least 1.
             best: name of a metric whose best checkpoint stays as well ("reward"); larger is better.
         """
-        self._state.checkpointer.track(policy, optimizer, scheduler, prompts, vstar, keep, best)
+        if keep < 1:
+            raise ValueError(f"run.track: keep must be at least 1, got {keep}.")
+        checkpointer = self._state.checkpointer
+        checkpointer.tracked = Tracked(policy, optimizer, scheduler, current.keep or keep, best)
+        checkpointer.prompts, checkpointer.vstar = prompts, vstar
 
     def save(self) -> Path:
         """Write a checkpoint of the finished steps; every process calls it. In the body of the loop call it after

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from rlkit.run.reader import RunReader
-from rlkit.run.status import status_of
 from rlkit.view.completions import group, table, token_lens, whole_text
 from rlkit.view.json_values import SAFE_INTEGER, clean, plain, short
 from rlkit.view.prompts import compare, pin
@@ -70,7 +69,7 @@ def overview(readers: Sequence[RunReader], request: dict[str, Any]) -> dict[str,
                 "path": clean(str(reader.path)),
                 "step": plain(state.get("step")),
                 "max_steps": plain(state.get("max_steps")),
-                "status": plain(status_of(state) or ""),
+                "status": plain(state.get("status") or ""),
                 "taken": plain(state.get("taken")),
                 "time": _whole(state.get("time")),
                 "numbers": {clean(str(name)): plain(value) for name, value in declared},

@@ -14,7 +14,6 @@ import html
 import math
 from collections.abc import Sequence
 
-from rlkit.run.status import status_of
 from rlkit.run.svg import COLORS, Cells, picture
 from rlkit.support.text import UNTYPESET, as_html, table_html, visible
 from rlkit.view.panels import Chart, History, charts_of
@@ -54,7 +53,7 @@ def headline(history: History) -> str:
         parts.append(
             visible(f"step {state['step']}") + (visible(f" of {state['max_steps']}") if state.get("max_steps") else "")
         )
-    if status := status_of(state):
+    if status := state.get("status"):
         parts.append(visible(str(status)))
     for name in ("reward", "kl"):
         curve = history.series.curves.get(name)

@@ -20,8 +20,8 @@ from builders import assert_identical, make_rollout, make_scores, snapshot, tiny
 
 import rlkit as rl
 from rlkit.run import manifest, storage
+from rlkit.run.checkpoint import random_state
 from rlkit.run.lock import unlock
-from rlkit.run.random_state import random_state
 
 SHARD, INDEX, RANDOM = "__0_0.distcp", ".metadata", "rng-0.pt"
 NEWEST, BEFORE = "step-000002", "step-000001"
