@@ -98,7 +98,7 @@ def why_over(state: dict[str, Any]) -> str | None:
         return f"its loop has ended ({state.get('status')}) at step {state.get('step')}"
     pid = state.get("pid")
     if state.get("host") == socket.gethostname() and isinstance(pid, int) and not lives(pid):
-        return f"its process {pid} has ended without a word"
+        return f"its process {pid} no longer runs"
     return None
 
 

@@ -29,7 +29,7 @@ ENDED_EARLY: tuple[StopReason, ...] = ("interrupted", "preempted", "stopped")
 def loop_over(
     state: RunState, prompts: Any, max_steps: int, save_every: int | None, progress: bool | None
 ) -> Iterator[tuple[int, Any]]:
-    """Check the arguments of `Run.steps`, resume if a script's flags ask for it, and yield the steps."""
+    """Check the arguments of `Run.steps`, resume if a script's flags ask for it, and return the iterator."""
     checkpointer, background = state.checkpointer, state.background
     if background is not None and background.alive and not background.is_current:
         raise RuntimeError("run.steps: a loop of this run is going in the background; run.wait() waits for it.")
@@ -46,7 +46,7 @@ def loop_over(
         state.resume("auto")
     if state.step >= max_steps:
         state.say(f"rlkit: all {max_steps} steps are done; raise max_steps, or make a new Run, for more")
-    yield from Loop(state, prompts, save_every).steps(max_steps, progress)
+    return Loop(state, prompts, save_every).steps(max_steps, progress)
 
 
 class Loop:

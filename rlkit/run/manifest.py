@@ -79,7 +79,7 @@ def read_counters(checkpoint: Path) -> dict[str, Any]:
     """Read run.json; FileNotFoundError if it is missing (the checkpoint is not whole), RuntimeError if damaged."""
     file = checkpoint / FILE
     if not file.exists():
-        raise FileNotFoundError(f"run.resume: {checkpoint} is no whole checkpoint ({FILE} is missing).")
+        raise FileNotFoundError(f"run.resume: {checkpoint} is not a whole checkpoint ({FILE} is missing).")
     counters = read_json(file)
     if counters is None:
         raise damaged(checkpoint, f"{FILE} cannot be read as JSON")
@@ -102,7 +102,7 @@ def verify(checkpoint: Path, counters: Mapping[str, Any]) -> None:
         mine = list(counters["files"].items())[collectives.rank() :: collectives.size()]
         for name, (size, _) in mine:  # sizes first, which cost nothing
             if not (checkpoint / name).exists():
-                raise FileNotFoundError(f"run.resume: {checkpoint} is no whole checkpoint ({name} is missing).")
+                raise FileNotFoundError(f"run.resume: {checkpoint} is not a whole checkpoint ({name} is missing).")
             if (found := (checkpoint / name).stat().st_size) != size:
                 raise damaged(checkpoint, f"{name} has {found} bytes, {size} were saved")
         for name, sums in mine:

@@ -220,7 +220,7 @@ class Run(Controls):
     def steps(
         self, prompts: Any, max_steps: int, *, save_every: int | None = None, progress: bool | None = None
     ) -> Iterator[tuple[int, Any]]:
-        """Yield (step, batch) until the run has `max_steps` steps, the prompts end, or the loop is stopped.
+        """Iterate over (step, batch) until the run has `max_steps` steps, the prompts end, or the loop is stopped.
 
         Steps are counted over all loops of a run: a loop that was interrupted at step 7 goes on with step 7 when its
         cell is run again, and a loop with a larger `max_steps` adds the missing ones. If something is tracked, a
@@ -239,7 +239,7 @@ class Run(Controls):
             KeyboardInterrupt: on a second Ctrl-C within one step.
             SystemExit: after SIGTERM or SIGUSR1, when the step is done, the checkpoint saved and STOPPED written.
         """
-        yield from loop_over(self._state, prompts, max_steps, save_every, progress)
+        return loop_over(self._state, prompts, max_steps, save_every, progress)
 
     def log_evaluation(self, name: str, evaluation: "Evaluation") -> Path:
         """Save an evaluation: whole in `evaluations/NAME-STEP.pt`, its numbers in `evaluations.jsonl`.

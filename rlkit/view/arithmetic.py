@@ -124,8 +124,8 @@ def _other_rule(group: Group, step: Group, loo_of_step: np.ndarray) -> tuple[str
     if fit is not None:
         said = f"A straight line of the reward within the group (stored = {fit[0]:.4g} × R {fit[1]:+.4g}): normalised"
         return "normalised", said + " within the group, not plain leave-one-out.", None
-    said = "The stored advantages do not follow from the rewards"
-    said += " and the KL" if group.kl is not None else ""
+    of = "the rewards and the KL" if group.kl is not None else "the rewards"
+    said = f"The stored advantages do not follow from {of}"
     return "other", said + " by leave-one-out; the sums below are leave-one-out, for comparison only.", None
 
 

@@ -65,7 +65,7 @@ class Dashboard:
 
     Raises:
         ValueError: no run given.
-        FileNotFoundError: a folder that is no run.
+        FileNotFoundError: a folder that is not a run's.
 
     Example:
         >>> Dashboard()

@@ -32,9 +32,9 @@ def lens(row: "pd.Series", *, page: int) -> dict[str, Any]:
 
     Returns:
         {"tokens": [...], "ids", "mask", "quantities": [{"name", "label", "unit", "kind", "values", "scale", "total",
-        "why"}], "page", "pages", "length", "truncated", ...}. A quantity that cannot be had has no values, and `why`.
-        Its kind is "signed" (around 0), "size" (from 0 up) or "factor" (around 1; `scale` is of its logarithms, `total`
-        the product, and else the sum).
+        "why"}], "page", "pages", "length", "truncated", ...}. A quantity that was not stored has no values, and `why`.
+        Its kind is "signed" (around 0), "size" (from 0 up) or "factor" (around 1): `scale` is that of its logarithms
+        and `total` the product; the total of the other kinds is the sum.
     """
     texts = _tokens(row)
     length = len(texts)

@@ -1,11 +1,11 @@
 """The panel: completions, groups, token lens and controls of one or several runs, as one widget.
 
-The panel has no state of its own beyond what the reader looks at: every question of the browser is answered from the
-run folders (`panel_data.answer`). Commands are lines appended to a file there (`rlkit.run.commands.send`), taken by
-`run.steps` between two steps. Questions and commands are custom messages, not synced traits: a synced slider sticks
-while a cell runs. A page that is loaded late gets all it needs from `snapshot`, a trait whose value is computed when it
-is asked for. What is pushed while a run goes (`refresh`) is small: where the runs stand, and the newest completions, so
-that the table grows even where a running cell keeps the kernel from answering.
+The panel keeps only what the page shows: every question of the browser is answered from the run folders
+(`panel_data.answer`). Commands are lines appended to a file there (`rlkit.run.commands.send`), taken by `run.steps`
+between two steps. Questions and commands are custom messages, not synced traits: a synced slider sticks while a cell
+runs. A page that is loaded late gets its data from `snapshot`, a trait whose value is computed when it is read. What
+`refresh` pushes during a run is small: the state of the runs and the newest completions, so that the table grows even
+where a running cell keeps the kernel from answering.
 """
 
 import threading

@@ -1,8 +1,7 @@
-"""Answers to the questions of the panel, as plain JSON of bounded size.
+"""Answers to the requests of the panel, as plain JSON of bounded size.
 
-`answer` is a function of the run folders and a request only: it writes nothing, keeps nothing, and does not know who
-asks. So one script (`js/`) serves in a notebook, in a browser tab, and, with answers that were written
-into it (`bundle`), in a report. What is cut says so: rows a page, characters a cell, tokens a lens page, steps a pin.
+`answer` is a pure function of the run folders and the request. So one script (`js/`) serves in a notebook, in a browser
+tab, and, with answers that were written into it (`bundle`), in a report. An answer says what it leaves out.
 """
 
 import copy
@@ -25,8 +24,8 @@ def answer(readers: Sequence[RunReader], request: dict[str, Any]) -> dict[str, A
 
     Args:
         readers: the runs, in the order in which requests number them.
-        request: {"kind": "overview" | "table" | "group" | "lens" | "text" | "pin" | "compare", ...}; what else each
-            kind takes stands with its function below.
+        request: {"kind": "overview" | "table" | "group" | "lens" | "text" | "pin" | "compare", ...}; the function of
+            each kind documents its other fields.
 
     Returns:
         A dict that `json.dumps(..., allow_nan=False)` takes; its "kind" is the request's.
@@ -98,7 +97,7 @@ def bundle(readers: Sequence[RunReader], *, max_bytes: int = 3_000_000) -> dict[
             step = steps.pop()
             pieces = _step_answers(readers, run, step)
             cost = len(json.dumps(pieces))
-            if cost > budget:  # older steps of this run are not looked at: a report must not take minutes
+            if cost > budget:  # older steps of this run are not read: a report must not take minutes
                 found["left_out"] += 1 + len(steps)
                 steps.clear()
                 continue

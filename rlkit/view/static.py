@@ -1,12 +1,11 @@
-"""The state of a run as plain HTML: what a saved notebook shows when its kernel is gone, and pages that know no
-widgets.
+"""The state of a run as plain HTML, for saved notebooks without a kernel and for pages without widgets.
 
 Charts are images (`<img src="data:image/svg+xml;base64,...">`): JupyterLab strips a bare `<svg>` from a notebook that
 it does not trust, and code hosts strip it always. The classes mathjax_ignore (JupyterLab) and tex2jax_ignore
 (nbconvert) keep a "$" in a completion from being typeset.
 
-Beside a live view the same HTML stands in the cell's output, and its style rules say which of the two is seen: this
-one, unless the live one is on the page. So nothing has to be replaced when a run or a kernel ends, however it ends.
+Beside a live view the same HTML is in the cell's output; its style rules hide it while the live view is on the page. So
+nothing has to be replaced when a run or a kernel ends.
 """
 
 import base64
@@ -45,7 +44,7 @@ def as_page(histories: Sequence[History], *, name: str = "", note: str = "") -> 
 
 
 def headline(history: History) -> str:
-    """Where a run stands, in a line of text."""
+    """One line of text: name, step, status, reward and KL of a run."""
     reader = history.reader
     state = reader.state
     parts = [f"Run {visible(reader.name)}"]
@@ -64,7 +63,7 @@ def headline(history: History) -> str:
 
 
 def advice(histories: Sequence[History]) -> list[str]:
-    """What the numbers say of each run that its reader should know, once."""
+    """The warnings of each run."""
     many = len(histories) > 1
     said = [(history.reader.name, history.signal.said) for history in histories]
     return [f"{visible(name)}: {text}" if many else text for name, text in said if text]
@@ -76,7 +75,7 @@ def as_text(histories: Sequence[History]) -> str:
 
 
 def _rules(name: str) -> str:
-    """Which of the two is seen, and the theme's colour for the text of the live charts."""
+    """Style rules: hide this page beside the live view, and give its charts' text the theme's colour."""
     # What follows is JupyterLab's panel for the live view: "Loading widget..." before it, or an error in its place.
     widget = ".jp-OutputArea-child:has(> .jp-OutputArea-output:is(.lm-Panel, .jupyter-widgets))"
     grey = 'text[style*="fill: rgb(119, 119, 119)"]'

@@ -114,7 +114,7 @@ PASSED_OVER = {
         lambda c: shutil.copy(c.with_name(BEFORE) / SHARD, c / SHARD),
         f"the contents of {SHARD} differ from their checksum",
     ),
-    "shard missing": (lambda c: (c / SHARD).unlink(), rf"no whole checkpoint \({SHARD} is missing\)"),
+    "shard missing": (lambda c: (c / SHARD).unlink(), rf"not a whole checkpoint \({SHARD} is missing\)"),
     "shard a FIFO": (lambda c: instead(c / SHARD, os.mkfifo), f"{SHARD} has 0 bytes"),
     "shard a folder": (lambda c: instead(c / SHARD, os.mkdir), f"{SHARD} (has|cannot be read)"),
     "index cut": (lambda c: cut(c / INDEX, 100), rf"\{INDEX} has 100 bytes"),
@@ -126,7 +126,7 @@ PASSED_OVER = {
     "random states flipped": (lambda c: flip(c / RANDOM), f"contents of {RANDOM} differ"),
     "run.json empty": (lambda c: cut(c / "run.json", 0), "run.json cannot be read as JSON"),
     "run.json cut": (lambda c: cut(c / "run.json", 60), "run.json cannot be read as JSON"),
-    "run.json missing": (lambda c: (c / "run.json").unlink(), r"no whole checkpoint \(run.json is missing\)"),
+    "run.json missing": (lambda c: (c / "run.json").unlink(), r"not a whole checkpoint \(run.json is missing\)"),
     "run.json no text": (lambda c: (c / "run.json").write_bytes(b"\xff\xfe\x00"), "run.json cannot be read as JSON"),
     "run.json a list": (lambda c: (c / "run.json").write_text("[1]"), "run.json cannot be read as JSON"),
     "run.json a FIFO": (lambda c: instead(c / "run.json", os.mkfifo), "run.json cannot be read as JSON"),
@@ -136,7 +136,7 @@ PASSED_OVER = {
         lambda c: again(c, lambda c: edit(c / "run.json", step="2")),
         "run.json has step='2'",
     ),
-    "the folder missing": (shutil.rmtree, r"no whole checkpoint \(run.json is missing\)"),
+    "the folder missing": (shutil.rmtree, r"not a whole checkpoint \(run.json is missing\)"),
     "the folder a file": (lambda c: (shutil.rmtree(c), c.write_text("")), r"run.json is missing"),
     "forged, shard cut": (
         lambda c: again(c, lambda c: cut(c / SHARD, 1000)),
@@ -197,7 +197,7 @@ def test_a_pointer_to_nothing_is_said(ckpt, capsys):
     run, *_ = tracked(ckpt.parent)
     assert run.resume() == 2
     unlock(run.path)
-    assert "step-000009 is no whole checkpoint" in capsys.readouterr().out
+    assert "step-000009 is not a whole checkpoint" in capsys.readouterr().out
 
 
 def test_a_checkpoint_of_a_past_that_was_left_is_the_last_to_be_taken(ckpt, tmp_path):
