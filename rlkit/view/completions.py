@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from rlkit.record import printable
 from rlkit.run.reader import RunReader
 from rlkit.view.arithmetic import Group, explain, known_beta, leave_one_out
-from rlkit.view.json_values import clean, number, plain, short, text_of
+from rlkit.view.json_values import number, plain, short, text_of
 from rlkit.view.lens import lens
 from rlkit.view.rollout_frame import HIDDEN, HINTS, load, one_row, pick, pick_step, table_columns
 from rlkit.view.table_query import select
@@ -59,7 +60,7 @@ def table(readers: Sequence[RunReader], request: dict[str, Any]) -> dict[str, An
     empty = frame.isna().all() if len(frame) else frame.isna().any()
     heads = [
         {
-            "name": clean(name),
+            "name": printable(name),
             "kind": kind,
             "hint": HINTS.get("rewards/" if name.startswith("rewards/") else name, ""),
             "hidden": name in HIDDEN or bool(empty[name]),
@@ -105,7 +106,7 @@ def group(readers: Sequence[RunReader], request: dict[str, Any]) -> dict[str, An
         "rule": told["rule"],
         "explained": told["said"],
         "beta": told["beta"],
-        "parts": [clean(name.removeprefix("rewards/")) for name in parts],
+        "parts": [printable(name.removeprefix("rewards/")) for name in parts],
         "rows": rows,
         "total": len(members),
     }
@@ -126,7 +127,7 @@ def whole_text(readers: Sequence[RunReader], request: dict[str, Any]) -> dict[st
         raise ValueError(f"view: there is no column {column!r}.")
     text = text_of(row[column])
     offset = max(0, int(request.get("offset") or 0))
-    part = {"text": clean(text[offset : offset + TEXT]), "offset": offset, "length": len(text), "page": TEXT}
+    part = {"text": printable(text[offset : offset + TEXT]), "offset": offset, "length": len(text), "page": TEXT}
     return {**where, "row": plain(row["row"]), "column": column, **part}
 
 

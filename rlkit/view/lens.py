@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rlkit.view.json_values import clean, number, plain, short
+from rlkit.record import printable
+from rlkit.view.json_values import number, plain, short
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -127,7 +128,7 @@ def _tokens(row: "pd.Series") -> list[str]:
         found = row.get("token_ids")
     if found is None or isinstance(found, float):
         return []
-    return ["" if text is None else clean(str(text)) for text in found]
+    return ["" if text is None else printable(str(text)) for text in found]
 
 
 def _list(row: "pd.Series", name: str, length: int) -> np.ndarray | None:

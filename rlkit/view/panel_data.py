@@ -10,9 +10,10 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from rlkit.record import printable
 from rlkit.run.reader import RunReader
 from rlkit.view.completions import group, table, token_lens, whole_text
-from rlkit.view.json_values import SAFE_INTEGER, clean, plain, short
+from rlkit.view.json_values import SAFE_INTEGER, plain, short
 from rlkit.view.prompts import compare, pin
 
 NUMBERS = 20
@@ -64,14 +65,14 @@ def overview(readers: Sequence[RunReader], request: dict[str, Any]) -> dict[str,
         runs.append(
             {
                 "run": index,
-                "name": clean(str(reader.name)),
-                "path": clean(str(reader.path)),
+                "name": printable(str(reader.name)),
+                "path": printable(str(reader.path)),
                 "step": plain(state.get("step")),
                 "max_steps": plain(state.get("max_steps")),
                 "status": plain(state.get("status") or ""),
                 "taken": plain(state.get("taken")),
                 "time": _whole(state.get("time")),
-                "numbers": {clean(str(name)): plain(value) for name, value in declared},
+                "numbers": {printable(str(name)): plain(value) for name, value in declared},
                 "steps": [int(step) for step in reader.rollout_steps],
                 "notes": [short(str(note), 300) for note in list(reader.notes)[-5:]],
             }

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rlkit.run.reader import RunReader
+from rlkit.run.rollout_rows import PER_TOKEN_ALL
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -21,10 +22,6 @@ HIDDEN = (
     "completion_messages",
 )  # fmt: skip
 """Shown when a reader asks for them; `truncated` and `clipped` are marks beside length and ratio."""
-
-PER_TOKEN = ("tokens", "token_ids", "prompt_token_ids", "sampler_logp", "logp", "old_logp", "ref_logp", "new_logp",
-             "entropy", "loss_mask")  # fmt: skip
-"""One value a token: for the lens, not for the table. Where a step has none of them, their type does not tell."""
 
 HINTS = {
     "row": "Position of the completion in the step.",
@@ -109,4 +106,9 @@ def table_columns(frame: "pd.DataFrame") -> list[tuple[str, str]]:
     front = [*FIRST, *rewards, *NEXT]
     rest = [name for name in kinds if name not in front and name not in HIDDEN]
     order = [*front, *rest, *HIDDEN]
-    return [(name, kinds[name]) for name in order if kinds.get(name, "list") != "list" and name not in PER_TOKEN]
+    return [
+        (name, kinds[name])
+        for name in order
+        if kinds.get(name, "list") != "list"
+        and name not in PER_TOKEN_ALL  # where a step has none of them, their type does not tell
+    ]
