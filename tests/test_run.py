@@ -14,7 +14,7 @@ import rlkit as rl
 from rlkit.run.folder import append_line
 from rlkit.run.line_files import read_lines
 from rlkit.run.lock import unlock
-from rlkit.run.measurements import format_line
+from rlkit.run.step_log import format_line
 
 
 class Batches:

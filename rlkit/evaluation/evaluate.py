@@ -24,7 +24,6 @@ from rlkit.prompts import as_rows, make_batch
 from rlkit.reward_calls.settings import RewardSettings
 from rlkit.sampling import owner_and_engine, sample
 from rlkit.scoring import RewardFunction, score
-from rlkit.step_checks import check_pairing
 from rlkit.support.timing import phase
 from rlkit.types import Rollout, Scores
 

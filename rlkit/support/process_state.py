@@ -4,7 +4,6 @@
   `setup` and `PromptLoader` read it. In a notebook nothing is set.
 - `loop`: per thread, the length of the loop that runs in it, for rewards with a schedule (`trainer_state.max_steps`).
 - `clock`: per thread, the seconds of each phase of a step (timing.py).
-- `stepping`: native ids of the threads that are in a step; the view leaves them the processor.
 """
 
 import threading
@@ -78,4 +77,3 @@ class _Clock(threading.local):
 
 loop = _Loop()
 clock = _Clock()
-stepping: list[int] = []

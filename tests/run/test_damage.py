@@ -197,15 +197,6 @@ def test_a_run_that_came_and_went_while_another_chose_its_folder_is_not_written_
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["metrics.jsonl"]
 
 
-def test_what_others_write_while_they_try_for_a_folder_is_no_run(tmp_path, monkeypatch):
-    def busy_lock(path):
-        (path / "lock.elsewhere-1-1").touch()
-        return lock(path)
-
-    monkeypatch.setattr(folder_module, "lock", busy_lock)
-    assert folder_module.claimed_folder(tmp_path / "run") == tmp_path / "run"
-
-
 def test_a_process_that_nobody_buried_is_dead():
     """In a container process 1 may never ask for its children's ends."""
     process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
