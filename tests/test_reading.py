@@ -9,7 +9,7 @@ import pytest
 from waiting import LONG
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
-STEPS = {"sampling.py", "scoring.py", "advantages.py", "step.py", "step_log.py"}
+STEPS = {"sampling.py", "scoring.py", "advantages.py", "step.py"}
 MATHS = {"kl.py", "losses.py"}
 
 

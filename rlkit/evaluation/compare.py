@@ -16,7 +16,8 @@ from torch import Tensor
 
 from rlkit.evaluation.statistics import bootstrap_interval, pass_at_k
 from rlkit.record import Record, text_of, with_columns
-from rlkit.types import Rollout, Scores, check_pairing
+from rlkit.step_checks import check_pairing
+from rlkit.types import Rollout, Scores
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from rlkit.run.line_files import Lines, read_json
-from rlkit.run.lock import lives
+from rlkit.run.lock import lives, one_at_a_time
 from rlkit.run.status import UNFINISHED
 from rlkit.support.files import regular
 from rlkit.support.scalars import scalar
@@ -81,7 +81,8 @@ def send(
 def _append(file: Path, line: bytes) -> int:
     """Append a line in one write, also beside other writers; returns its number, counted from 1."""
     handle = regular(str(file), os.O_RDWR | os.O_APPEND | os.O_CREAT)  # unbuffered: its position is the true one
-    with open(handle, "r+b", buffering=0) as raw:
+    # One writer at a time: a line that crosses a page is half there for a moment.
+    with open(handle, "r+b", buffering=0) as raw, one_at_a_time(file.parent):
         if raw.seek(0, os.SEEK_END):
             raw.seek(-1, os.SEEK_END)
             if raw.read(1) != b"\n":  # a killed writer left half a line

@@ -24,7 +24,7 @@ def lock(folder: Path) -> None:
         RuntimeError: another process that still runs works on it.
     """
     file, mine = folder / "lock", {"host": socket.gethostname(), "pid": os.getpid()}
-    with _one_at_a_time(folder):
+    with one_at_a_time(folder):
         while not _create(file, json.dumps(mine) + "\n"):
             other = _owner(file)
             if other == mine:
@@ -61,7 +61,7 @@ def lives(pid: int) -> bool:
 
 
 @contextlib.contextmanager
-def _one_at_a_time(folder: Path) -> Iterator[None]:
+def one_at_a_time(folder: Path) -> Iterator[None]:
     """Let one process at a time in: two that find the lock of a dead process must not delete each other's."""
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(ImportError, OSError):  # Windows, some network file systems

@@ -115,21 +115,21 @@ def test_settings_that_make_no_sense_are_named(frozen_policy, unchecked, options
         rl.evaluate(frozen_policy, ROWS, liked, **options)
 
 
-def test_the_settings_of_rewards_are_keywords_or_one_object(shared):
+def test_the_settings_of_rewards_are_keywords_or_one_object(frozen_policy):
     """As for `score`; a name that neither knows is refused before anything is sampled."""
     keywords = {"weights": [2.0, 0.5], "clip_range": (-1.0, 1.0), "on_error": "none"}
     settings = rl.rewards.RewardSettings(**keywords)
     options = {"num_generations": 2, "max_completion_length": 2}
-    one = rl.evaluate(shared, ROWS[:2], [liked, liked], reward_settings=settings, **options)
-    other = rl.evaluate(shared, ROWS[:2], [liked, liked], **keywords, **options)
+    one = rl.evaluate(frozen_policy, ROWS[:2], [liked, liked], reward_settings=settings, **options)
+    other = rl.evaluate(frozen_policy, ROWS[:2], [liked, liked], **keywords, **options)
     assert torch.equal(one.scores.reward, other.scores.reward) and one.scores.weights.tolist() == [2.0, 0.5]
     assert one.scores.metrics == other.scores.metrics and "rewards/liked/errors" in one.scores.metrics
     with pytest.raises(
         TypeError, match=r"evaluate: give \['memory'\] as keywords or in reward_settings=RewardSettings"
     ):
-        rl.evaluate(shared, ROWS, liked, reward_settings=settings, memory=1)
+        rl.evaluate(frozen_policy, ROWS, liked, reward_settings=settings, memory=1)
     with pytest.raises(TypeError, match=r"evaluate: unexpected keyword argument 'weigths'. Did you mean 'weights'\?"):
-        rl.evaluate(shared, ROWS, liked, weigths=[1.0])
+        rl.evaluate(frozen_policy, ROWS, liked, weigths=[1.0])
 
 
 # --- batches ---
