@@ -13,8 +13,8 @@ from rlkit.dynamic_sampling import Accumulated, accumulate, drop_uninformative_g
 from rlkit.engine import EngineError
 from rlkit.engines import ContinuousBatching, Server, VLLMColocate, VLLMMemory, VLLMServer, serve, vllm_memory
 from rlkit.engines.transformers_engine import TransformersEngine
-from rlkit.evaluation.compare import Comparison
-from rlkit.evaluation.evaluate import Evaluation, evaluate
+from rlkit.evaluation.compare import Comparison, Evaluation
+from rlkit.evaluation.evaluate import evaluate
 from rlkit.export import ExportError, export
 from rlkit.export.launch import launch
 from rlkit.kl import compute_kl

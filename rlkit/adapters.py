@@ -17,11 +17,7 @@ REFERENCE_ADAPTER = "reference"
 
 
 def add_reference_adapter(model: Any) -> str:
-    """Add a frozen copy of the active adapter for the reference; returns its name.
-
-    Raises:
-        ValueError: an adapter named "reference" exists already.
-    """
+    """Add a frozen copy of the active adapter for the reference; returns its name."""
     from peft import get_peft_model_state_dict, set_peft_model_state_dict
 
     active = model.active_adapter

@@ -5,7 +5,7 @@ LLM Reasoning with Optimal Advantage Regression" (arXiv 2505.20686) for A*-PO; T
 
 Two rules hold throughout. *No reward* is NaN: such a row is out of every baseline and every mean. *Groups are labels*,
 never positions: rows may come in any order, groups may have any size. Left out: division by a group's standard
-deviation, which explodes when one sample of a binary group differs (docs/decisions.md).
+deviation, which explodes when one sample of a binary group differs.
 """
 
 import math
@@ -24,9 +24,6 @@ GroupIds = Shaped[Tensor, " B"] | Sequence[object]
 
 def group_index(group_id: GroupIds) -> Int[Tensor, " B"]:
     """Dense indices 0..n-1 of (B,) group labels: an integer tensor, or a sequence of hashable labels.
-
-    Raises:
-        TypeError: floating-point labels, which cannot be compared safely.
 
     Example:
         >>> group_index(["b", "a", "b", -1]).tolist()
@@ -113,8 +110,7 @@ def compute_loo_advantage(
     group_sum = groups.index_add(0, group, value)[group]
     advantage = value - (group_sum - value) / (count - 1).clamp(min=1)
     if normalize:
-        # Over all processes, without groups of one (as in TRL). The mean is 0 in every group; subtracting it
-        # would add its rounding error to groups whose rewards are equal.
+        # Without groups of one, as in TRL. The mean is 0; subtracting it would add its rounding error.
         known = collectives.gather_rows({"known": advantage[scorable & (count > 1)]})["known"].to(advantage)
         advantage = advantage / ((known.std() if len(known) > 1 else 0.0) + 1e-4)
     result = torch.where(scorable, advantage, 0.0).to(dtype)
@@ -127,7 +123,7 @@ def compute_loo_advantage(
 
 
 def as_rewards(rewards: Tensor | Sequence[float | None], dtype: torch.dtype) -> Float[Tensor, "..."]:
-    """Rewards as a tensor; None in a list becomes NaN. Python's numbers lose digits only where `dtype` does.
+    """Rewards as a tensor; None in a list becomes NaN.
 
     Example:
         >>> as_rewards([1, None], torch.float32)

@@ -1,11 +1,13 @@
-"""The parts of a transformers causal language model: decoder, head, vocabulary, end tokens, evaluation mode."""
+"""What rlkit knows of a transformers causal language model: decoder, head, limits, end tokens, evaluation mode."""
 
 import contextlib
 import logging
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 logger = logging.getLogger(__name__)
@@ -24,6 +26,15 @@ def decoder_of(model: nn.Module) -> Any:
 def vocabulary_size(model: nn.Module) -> int:
     """Number of logits per token."""
     return int(causal_lm_of(model).config.get_text_config().vocab_size)
+
+
+def context_limit(model: nn.Module) -> int | None:
+    """Most tokens of prompt and completion together, or None if the model has no limit."""
+    config = causal_lm_of(model).config.get_text_config()
+    for name in ("max_position_embeddings", "n_positions", "max_seq_len"):
+        if isinstance(limit := getattr(config, name, None), int) and limit > 0:
+            return limit
+    return None
 
 
 def find_head(model: nn.Module) -> Callable[[Tensor], Tensor] | None:
@@ -97,12 +108,21 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
             module.training = True
 
 
-def end_of_completion_ids(model: Any, tokenizer: Any, *, extra: Iterable[int] = ()) -> tuple[int, ...]:
-    """Every id that ends a completion: of the tokenizer, the generation config, the model config, and extra ones.
+def balance_loss(model: nn.Module, output: Any, attention_mask: Bool[Tensor, "B S"]) -> Float[Tensor, ""]:
+    """Load-balancing loss of a mixture-of-experts model, by the model's own function of its router logits."""
+    lm = causal_lm_of(model)
+    function = getattr(sys.modules[type(lm).__module__], "load_balancing_loss_func", None)
+    logits = getattr(output, "router_logits", None)
+    if function is None or not logits:
+        raise ValueError(
+            f"loss_step: {type(lm).__name__} has no router whose load could be balanced; router_aux_loss_coef is for "
+            "mixture-of-experts models such as Mixtral or Qwen-MoE. Leave it at 0."
+        )
+    return function(logits, lm.num_experts, lm.num_experts_per_tok, attention_mask.long())
 
-    Raises:
-        ValueError: there is none.
-    """
+
+def end_of_completion_ids(model: Any, tokenizer: Any, *, extra: Iterable[int] = ()) -> tuple[int, ...]:
+    """Every id that ends a completion: of the tokenizer, the generation config, the model config, and extra ones."""
     found = {int(i) for i in extra}
     generation = getattr(model, "generation_config", None)
     configs = [generation, model.config.get_text_config()]
@@ -133,11 +153,7 @@ SEQ2SEQ = (
 
 
 def check_is_causal_lm(model: Any) -> None:
-    """Refuse anything but a causal language model with a head.
-
-    Raises:
-        TypeError, ValueError: what was expected, got, and what to try.
-    """
+    """Refuse anything but a causal language model with a head."""
     config = getattr(model, "config", None)
     if config is None or not hasattr(config, "get_text_config"):
         raise TypeError(f"load_policy: expected a transformers causal language model, got {type(model).__name__}.")

@@ -1,13 +1,11 @@
-"""Dynamic sampling as plain functions between steps: keep the groups that teach something, and draw until there are
-enough of them.
+"""Dynamic sampling as plain functions between steps: drop groups without a signal, and draw until enough are left.
 
-A group whose completions all have the same reward has advantage 0 everywhere (with G completions and success rate p
-that happens with probability p^G + (1-p)^G; known_faults B44). DAPO (Yu et al. 2025, arXiv 2503.14476, section 3.2)
-leaves such groups out and samples further prompts. Here the two halves are two functions, and neither ever throws away
-what was accepted (B41) or draws without end.
+A group whose completions all have the same reward has advantage 0 everywhere; with G completions and success rate p
+that happens with probability p^G + (1-p)^G. DAPO (Yu et al. 2025, arXiv 2503.14476, section 3.2) leaves such groups out
+and samples further prompts. Here these are two functions, and neither discards accepted groups or draws without end.
 
-Several processes: each filters its own groups, so their numbers differ, and may be 0. All draw equally often, and
-`loss_step` takes shares of any size (B42). Which groups are kept does not depend on the number of processes.
+Several processes: each filters its own groups, so their numbers differ, and may be 0. All draw equally often. Which
+groups are kept does not depend on the number of processes.
 """
 
 import itertools
@@ -19,38 +17,25 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from rlkit.advantages import group_index
 from rlkit.distributed import collectives
-from rlkit.engines.assembly import join
-from rlkit.types import PromptBatch, Rollout, Scores, check_pairing
+from rlkit.engines.rollout_assembly import join
+from rlkit.metrics import reward_spread
+from rlkit.step_checks import check_pairing
+from rlkit.types import PromptBatch, Rollout, Scores
 
 Draw = Callable[[PromptBatch], tuple[Rollout, Scores]]
 
 
 def informative_rows(scores: Scores, *, tolerance: float = 1e-6) -> Bool[Tensor, " B"]:
-    """(B,) True for the rows of groups in which two completions have different rewards.
-
-    Rows without a reward are of no account: a group needs two that have one.
-
-    Args:
-        scores: of B completions.
-        tolerance: rewards that differ by no more count as equal, >= 0.
-    """
+    """(B,) True for the rows of groups in which two completions have different rewards."""
     if not tolerance >= 0:
         raise ValueError(f"informative_rows: tolerance must be at least 0, got {tolerance}.")
-    group = group_index(scores.group_id)
-    if not len(group):
-        return torch.zeros(0, dtype=torch.bool)
-    known = ~scores.reward.isnan()
-    reward = scores.reward.double()
-    low = reward.new_full((int(group.max()) + 1,), torch.inf)
-    high = low.scatter_reduce(0, group[known], reward[known], "amax", include_self=False)
-    low = low.scatter_reduce(0, group[known], reward[known], "amin")
-    return ((high - low) > tolerance)[group]  # inf - inf, of a group without rewards, is NaN and not greater
+    spread, group = reward_spread(scores.reward, scores.group_id)
+    return (spread > tolerance)[group]
 
 
 def drop_uninformative_groups(rollout: Rollout, scores: Scores, *, tolerance: float = 1e-6) -> tuple[Rollout, Scores]:
-    """The groups from which something can be learned, whole, in their order; ids stay. There may be none.
+    """Keep the groups in which at least two completions have different rewards, in their order; there may be none.
 
     Args:
         rollout: B completions.
@@ -58,8 +43,7 @@ def drop_uninformative_groups(rollout: Rollout, scores: Scores, *, tolerance: fl
         tolerance: rewards that differ by no more count as equal, >= 0.
 
     Returns:
-        Rollout and scores of the groups in which at least two completions have different rewards. With several
-        processes these are of this process's groups.
+        Rollout and scores of those groups; with several processes of this process's groups. Group ids stay.
 
     Raises:
         ValueError: rollout and scores do not belong together.
@@ -77,13 +61,13 @@ def drop_uninformative_groups(rollout: Rollout, scores: Scores, *, tolerance: fl
 
 @dataclass(frozen=True)
 class Accumulated:
-    """What `accumulate` found.
+    """Result of `accumulate`.
 
     Attributes:
         rollout, scores: of the accepted groups; with several processes those of this process.
         groups: accepted groups, over all processes.
         drawn: batches drawn.
-        exhausted: True if there are fewer groups than asked for: the data ran out, or `max_batches` was reached.
+        exhausted: True if there are fewer groups than wanted: the data ran out, or `max_batches` was reached.
         data_ended: True if the data ran out.
     """
 
@@ -102,7 +86,7 @@ class Accumulated:
 def accumulate(
     draw: Draw, batch: PromptBatch, more: Iterable[Any] = (), *, groups: int, max_batches: int = 8
 ) -> Accumulated:
-    """Draw batches until `groups` groups are accepted; hand back what there is when there are no more.
+    """Draw batches until `groups` groups are accepted, the data ends, or `max_batches` were drawn.
 
     Args:
         draw: samples, scores and filters a batch: `drop_uninformative_groups(rollout, scores)`, or a filter of yours
@@ -114,8 +98,7 @@ def accumulate(
         max_batches: most batches to draw, at least 1.
 
     Returns:
-        An `Accumulated`. `exhausted` says that there are fewer groups than wanted; what was accepted is there all the
-        same (B41).
+        An `Accumulated`; it holds the accepted groups also if there are fewer than wanted.
 
     Raises:
         ValueError: groups or max_batches below 1, or `draw` returns the scores of another rollout.

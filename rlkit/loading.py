@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 SMOLLM2_HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"
 OFFLINE_MODELS = ("tiny-add", "smollm2")
+TOKENIZER_ADVICE = "Pass tokenizer=..., the one that belongs to the model."
 
 
 def load_policy(
@@ -59,7 +60,7 @@ def load_policy(
         return _policy_of_object(_adapted(model, peft_config), tokenizer, device, autocast, eos_ids, model_kwargs)
     if not isinstance(model, (str, os.PathLike)):
         raise TypeError(f"load_policy: expected a name, a folder or a transformers model, got {type(model).__name__}.")
-    from transformers import AutoConfig, AutoTokenizer
+    from transformers import AutoConfig
 
     name = os.fspath(model)
     source, files = _locate(name)
@@ -76,17 +77,11 @@ def load_policy(
     try:
         known = {"config": config} if is_gguf and not model_kwargs else {}  # reading a GGUF file takes seconds
         loaded: Any = _load_model(source, dtype, files | known | model_kwargs)
-        if tokenizer is None or isinstance(tokenizer, str):
-            files = {} if tokenizer else files
-            try:
-                tokenizer = AutoTokenizer.from_pretrained(tokenizer or source, **files, **shared)
-            except (OSError, ValueError) as error:
-                raise ValueError(
-                    f"load_policy: found no tokenizer in {tokenizer or source!r}. Pass tokenizer=..., the one that "
-                    f"belongs to the model. transformers says: {error}"
-                ) from error
     except (OSError, KeyError, ValueError) as error:
         raise ValueError(_unknown(name, error)) from error
+    own: Any = tokenizer
+    if tokenizer is None or isinstance(tokenizer, str):
+        own = _load_tokenizer(tokenizer or source, **({} if tokenizer else files), **shared)
     if is_gguf and hasattr(loaded.config, "quantization_config"):
         # The weights were dequantised on loading; with this setting the model could not be saved.
         del loaded.config.quantization_config
@@ -95,7 +90,7 @@ def load_policy(
     if "device_map" not in model_kwargs:
         loaded.to(device if device is not None else default_device())
     loaded = _adapted(loaded, peft_config)
-    policy = Policy(loaded, tokenizer, name=name, eos_ids=eos_ids, autocast=autocast)
+    policy = Policy(loaded, own, name=name, eos_ids=eos_ids, autocast=autocast)
     for config in (loaded.config, getattr(loaded, "generation_config", None)):
         if config is not None and getattr(config, "pad_token_id", None) is None:
             config.pad_token_id = policy.pad_id
@@ -125,6 +120,17 @@ def _load_model(source: str, dtype: Any, kwargs: dict[str, Any]) -> Any:
         ) from error
 
 
+def _load_tokenizer(source: str, **kwargs: Any) -> Any:
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(source, **kwargs)
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"load_policy: found no tokenizer in {source!r}. {TOKENIZER_ADVICE} transformers says: {error}"
+        ) from error
+
+
 def _adapted(model: Any, peft_config: Any) -> Any:
     """The model with a fresh adapter, if a configuration for one is given."""
     if peft_config is None:
@@ -149,18 +155,10 @@ def _policy_of_object(
         raise TypeError(f"load_policy: {sorted(model_kwargs)} are for loading by name; the model is loaded already.")
     name = getattr(model.config, "_name_or_path", "") or type(model).__name__
     if tokenizer is None or isinstance(tokenizer, str):
-        from transformers import AutoTokenizer
-
         source = tokenizer or getattr(model.config, "_name_or_path", "")
-        advice = "Pass tokenizer=..., the one that belongs to the model."
         if not source:
-            raise ValueError(f"load_policy: found no tokenizer for this {type(model).__name__}. {advice}")
-        try:
-            tokenizer = AutoTokenizer.from_pretrained(source)
-        except (OSError, ValueError) as error:
-            raise ValueError(
-                f"load_policy: found no tokenizer for this {type(model).__name__} (tried {source!r}). {advice}"
-            ) from error
+            raise ValueError(f"load_policy: found no tokenizer for this {type(model).__name__}. {TOKENIZER_ADVICE}")
+        tokenizer = _load_tokenizer(source)
     if device is not None:
         model.to(device)
     return Policy(model, tokenizer, name=name, eos_ids=eos_ids, autocast=autocast)

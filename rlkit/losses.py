@@ -22,8 +22,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-MAX_LOG_RATIO = 20.0
-"""Bound of a log-ratio before exp: e^20 = 4.9e8 is far outside every clip range and still finite in each dtype."""
+MAX_LOG_RATIO = 20.0  # bound before exp: e^20 = 4.9e8 is far outside every clip range, and finite in float32
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,12 +100,9 @@ def as_loss(loss: Loss | LossFunction) -> Loss:
     Raises:
         TypeError: a class, not callable, or an attribute of another type than `Loss` declares.
     """
-    if isinstance(loss, type):
-        raise TypeError(f"loss_step: loss is the class {loss.__name__}; write {loss.__name__}().")
-    if not callable(loss):
-        raise TypeError(
-            f"loss_step: loss must be RLOO(), AStarPO() or a function of LossInputs, got {type(loss).__name__}."
-        )
+    if isinstance(loss, type) or not callable(loss):
+        got = f"the class {loss.__name__}; write {loss.__name__}()" if isinstance(loss, type) else type(loss).__name__
+        raise TypeError(f"loss_step: loss must be RLOO(), AStarPO() or a function of LossInputs, got {got}.")
     full = loss if isinstance(loss, Loss) else _WithDefaults(loss)
     for name in ("needs_reference", "needs_entropy_grad", "zero_advantage_is_no_signal", "row_metrics"):
         value = getattr(full, name)
@@ -267,12 +263,7 @@ def _per_row(advantages: Tensor, like: Tensor, where: str) -> Tensor:
 
 @dataclass(frozen=True)
 class RLOO(Loss):
-    """RLOO's loss with its settings, for `loss_step(..., loss=RLOO(epsilon=0.2))`; the formula is in `rloo_loss`.
-
-    Attributes:
-        epsilon: lower clip range of the sequence ratio.
-        epsilon_high: upper clip range; None means epsilon.
-    """
+    """`rloo_loss` with its settings `epsilon` and `epsilon_high`, for `loss_step(..., loss=RLOO(epsilon=0.2))`."""
 
     epsilon: float = 0.2
     epsilon_high: float | None = None
@@ -304,11 +295,7 @@ class RLOO(Loss):
 
 @dataclass(frozen=True)
 class AStarPO(Loss):
-    """A*-PO's loss with its setting, for `loss_step(..., loss=AStarPO(beta2=1e-3), ref_logps=...)`; see `a2po_loss`.
-
-    Attributes:
-        beta2: scale of the implicit reward, in units of reward per nat.
-    """
+    """`a2po_loss` with its setting `beta2`, for `loss_step(..., loss=AStarPO(beta2=1e-3), ref_logps=...)`."""
 
     beta2: float = 1e-3
     needs_reference = True

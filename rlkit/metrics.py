@@ -2,20 +2,19 @@
 """Every metric once: its name, what it says in a sentence, its unit, and the range in which a run is healthy.
 
 Names are TRL's wherever the quantity is TRL's. The functions below measure records; `Update.metrics` comes from
-`loss_step`. Averages skip NaN, and the average of nothing is None in a log (known_faults B02).
+`loss_step`. Means skip NaN, and the mean of nothing is NaN, which a log holds as None.
 """
 
 import fnmatch
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from rlkit.advantages import group_index
-from rlkit.kl import compute_kl
-from rlkit.types import Rollout, Scores
+from rlkit.types import Scores
 
 
 @dataclass(frozen=True)
@@ -94,22 +93,6 @@ def markdown_table() -> str:
     return "\n".join(["| metric | what it says | unit | healthy |", "|---|---|---|---|", *rows])
 
 
-def average(values: Iterable[float | None]) -> float | None:
-    """Mean of the values that are numbers; None if there is none.
-
-    Example:
-        >>> average([0.5, float("nan"), 0.75]), average([float("nan")])
-        (0.625, None)
-    """
-    known = [value for value in values if value is not None and not math.isnan(value)]
-    return sum(known) / len(known) if known else None
-
-
-def rollout_metrics(rollout: Rollout) -> dict[str, float]:
-    """Lengths and truncation of a rollout, see `length_metrics`."""
-    return length_metrics(rollout.lengths, rollout.truncated)
-
-
 def length_metrics(lengths: Tensor, truncated: Tensor) -> dict[str, float]:
     """Lengths and truncation of (B,) completions; 0 for the terminated lengths where none ended by itself.
 
@@ -156,18 +139,18 @@ def frac_zero_std(reward: Tensor, group_id: Tensor) -> float:
     """Share of groups whose scorable completions all have the same reward (or where there are fewer than two)."""
     if not len(group_id):
         return math.nan
+    spread, _ = reward_spread(reward, group_id)
+    return float((spread <= 0).double().mean())  # as the advantage decides it: nearly equal is not equal
+
+
+def reward_spread(reward: Tensor, group_id: Tensor) -> tuple[Tensor, Tensor]:
+    """Highest minus lowest reward of each group, -inf without any, in float64; and the group's index of each row."""
     group = group_index(group_id)
-    count = int(group.max()) + 1
-    low = torch.full((count,), math.inf, dtype=torch.float64, device=group.device)
     known = ~reward.isnan()
+    low = torch.full((len(group.unique()),), math.inf, dtype=torch.float64, device=group.device)
     high = (-low).scatter_reduce(0, group[known], reward[known].double(), "amax")
     low = low.scatter_reduce(0, group[known], reward[known].double(), "amin")
-    return float((high <= low).double().mean())  # as the advantage decides it: equal, however close is not
-
-
-def kl_metrics(rollout: Rollout, ref_logps: Tensor) -> dict[str, float]:
-    """KL from the reference of a rollout's sampler, see `kl_row_metrics`."""
-    return kl_row_metrics(compute_kl(rollout, ref_logps.to(rollout.sampler_logp.device)), rollout.lengths)
+    return high - low, group
 
 
 def kl_row_metrics(kl: Tensor, lengths: Tensor) -> dict[str, float]:

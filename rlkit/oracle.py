@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from rlkit.causal_lm import vocabulary_size
 from rlkit.engine import Completion
-from rlkit.engines.assembly import assemble, pad_completions
+from rlkit.engines.rollout_assembly import assemble, pad_tokens
 from rlkit.logps import compute_logps
 from rlkit.prompts import make_batch
 from rlkit.types import Prompt, PromptBatch, Rollout, SamplingParams
@@ -113,11 +113,11 @@ class EnumerableLM(nn.Module):
         noise = torch.randn(len(row_of), vocab_size, generator=torch.Generator().manual_seed(seed), dtype=dtype)
         self.logits = nn.Parameter(scale * noise)
         rows = [[row_of[sequence[:t]] for t in range(len(sequence))] for sequence in self.completions]
-        ids, mask = pad_completions(self.completions, eos_id)
+        ids, mask = pad_tokens(self.completions, eos_id)
         self.register_buffer("completion_ids", ids)
         self.register_buffer("mask", mask)
         self.register_buffer("truncated", torch.tensor([sequence[-1] != eos_id for sequence in self.completions]))
-        self.register_buffer("prefix_row", pad_completions(rows, 0)[0])
+        self.register_buffer("prefix_row", pad_tokens(rows, 0)[0])
 
     def token_logps(self) -> Float[Tensor, "C T"]:
         """(C,T) log-probability in nats of each token given the tokens before it, with gradient; 0 in masked slots."""

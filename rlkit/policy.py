@@ -10,17 +10,17 @@ import datetime
 import functools
 import os
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 from torch.utils.weak import WeakIdKeyDictionary
 
-from rlkit.adapters import REFERENCE_ADAPTER, adapter_active, adapter_changes_nothing, add_reference_adapter
+from rlkit import saving
+from rlkit.adapters import adapter_active, adapter_changes_nothing, add_reference_adapter
 from rlkit.causal_lm import (
-    causal_lm_of,
     check_is_causal_lm,
+    context_limit,
     decoder_of,
     end_of_completion_ids,
     ensure_pad_token,
@@ -28,7 +28,7 @@ from rlkit.causal_lm import (
     vocabulary_size,
 )
 from rlkit.distributed import collectives
-from rlkit.distributed.sharding import broadcast_weights, fsdp_modules, gathered
+from rlkit.distributed.sharding import broadcast_weights, gathered
 from rlkit.engine import Engine
 from rlkit.token_scorer import EntropyMode, TokenScorer, TokenScores, score_rollout
 from rlkit.types import Rollout
@@ -41,20 +41,19 @@ class Policy:
     """A causal language model with its tokenizer.
 
     Attributes:
-        model: the transformers model (possibly inside a PEFT wrapper).
+        model: the transformers model, possibly inside a PEFT wrapper.
         tokenizer: a copy of the user's, with a padding token.
         eos_ids: every token id that ends a completion, sorted.
         pad_id: token id for padding; masks come from lengths, never from this id.
         name: what it was loaded from.
         version: number of optimizer steps taken.
         autocast: dtype of mixed precision in every pass (sampling, policy, reference), or None.
-        date: today's date for chat templates that write it: the day when the policy was made, or that of the
-            checkpoint from which a `PromptLoader` was resumed.
+        date: the date that chat templates write: the day when the policy was made, or that of the checkpoint.
         engine: the engine of `sample`; None means the transformers engine.
         marks: by engine, the weights that it was given last (`rlkit.engines.weights.weights_mark`).
-        not_finite: number of values of each trained parameter that were NaN or infinite before the first update (a
-            bias of -inf that rules a token out); None until then (`loss_step`).
-        gradients_checked: the first update has found the gradients equal on every process (`loss_step`).
+        not_finite: by trained parameter, values that were NaN or infinite before the first `loss_step` (a bias of -inf
+            that rules a token out); None until then.
+        gradients_checked: the first `loss_step` has found the gradients equal on every process.
         strategy: "single", "ddp", "fsdp2" or "zero3", as set by `world.prepare`.
         local_scorer, scorer: the `TokenScorer` of this process, and the same inside the wrapper of several processes.
     """
@@ -98,11 +97,7 @@ class Policy:
     @property
     def max_context(self) -> int | None:
         """Most tokens of prompt and completion together, or None if the model has no limit."""
-        config = self.model.config.get_text_config()
-        for name in ("max_position_embeddings", "n_positions", "max_seq_len"):
-            if isinstance(limit := getattr(config, name, None), int) and limit > 0:
-                return limit
-        return None
+        return context_limit(self.model)
 
     @property
     def vocab_size(self) -> int:
@@ -116,10 +111,7 @@ class Policy:
         return tuple(i for i in range(self.vocab_size) if i not in used)
 
     def use(self, engine: "Engine") -> "Policy":
-        """Set the engine of `sample`, `evaluate` and `estimate_vstar`.
-
-        Returns:
-            The policy itself.
+        """Set the engine of `sample`, `evaluate` and `estimate_vstar`; returns the policy itself.
 
         Raises:
             TypeError: not an engine.
@@ -194,8 +186,7 @@ class Policy:
                 fresh = adapter_changes_nothing(self.model)
             return AdapterReference(self, None if fresh else add_reference_adapter(self.model))
         model = copy.deepcopy(self.model).requires_grad_(False)
-        if hasattr(model, "gradient_checkpointing_disable"):
-            model.gradient_checkpointing_disable()
+        model.gradient_checkpointing_disable()
         frozen = Policy(
             model, self.tokenizer, name=f"{self.name} (reference)", eos_ids=self.eos_ids, autocast=self.autocast
         )
@@ -204,30 +195,7 @@ class Policy:
 
     def save_pretrained(self, folder: str | os.PathLike[str], **kwargs: Any) -> None:
         """Save model and tokenizer for `load_policy(folder)` and transformers. Every process calls it."""
-        if fsdp_modules(self.local_scorer):  # also inside `gathered`, state_dict() gives shards
-            from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
-
-            options = StateDictOptions(full_state_dict=True, cpu_offload=True)
-            kwargs = {"state_dict": get_model_state_dict(self.model, options=options)} | kwargs
-        with self.without_gradient():
-            if collectives.rank() == 0:
-                self._write_pretrained(folder, **kwargs)
-        collectives.barrier()
-
-    def _write_pretrained(self, folder: str | os.PathLike[str], **kwargs: Any) -> None:
-        config = getattr(causal_lm_of(self.model), "generation_config", None)
-        own = getattr(config, "eos_token_id", None)
-        if config is not None:
-            config.eos_token_id = list(self.eos_ids)  # also the ids that only load_policy(eos_ids=...) named
-        if hasattr(self.model, "peft_config"):  # not the frozen adapter that is the policy's reference
-            names = [name for name in self.model.peft_config if name != REFERENCE_ADAPTER]
-            kwargs = {"selected_adapters": names} | kwargs
-        try:
-            self.model.save_pretrained(folder, **kwargs)
-        finally:
-            if config is not None:
-                config.eos_token_id = own
-        self.tokenizer.save_pretrained(folder)
+        saving.save_pretrained(self, folder, **kwargs)
 
     def push_to_hub(
         self, repo_id: str, *, method: str = "rlkit", run: Any = None, private: bool | None = None, **kwargs: Any
@@ -241,26 +209,10 @@ class Policy:
             private: whether a new repository is private.
             **kwargs: for `HfApi.upload_folder` (commit_message, revision, token ...).
         """
-        import tempfile
-
-        from huggingface_hub import HfApi
-
-        from rlkit.run.model_card import model_card
-
-        with tempfile.TemporaryDirectory() as folder:
-            self.save_pretrained(folder)
-            if collectives.rank() == 0:
-                card = model_card(self, method=method, run=run)
-                Path(folder, "README.md").write_text(card, encoding="utf-8")
-                api = HfApi(token=kwargs.pop("token", None))
-                api.create_repo(repo_id, private=private, exist_ok=True)
-                api.upload_folder(repo_id=repo_id, folder_path=folder, **kwargs)
+        saving.push_to_hub(self, repo_id, method=method, run=run, private=private, **kwargs)
 
     def compile(self, **kwargs: Any) -> None:
-        """Compile the model below its head in place; for long runs on a GPU, since the first passes take minutes.
-
-        Keyword arguments are those of `torch.compile`.
-        """
+        """Compile the model below its head in place, as `torch.compile` does. The first passes take minutes."""
         decoder_of(self.model).compile(**({"dynamic": True} | kwargs))
 
     def __repr__(self) -> str:
@@ -274,11 +226,7 @@ class Policy:
 
 
 class AdapterReference(Policy):
-    """The reference of a policy with an adapter: the policy's model with a frozen adapter, or with its adapter off.
-
-    Attributes:
-        adapter: name of the frozen adapter, or None where the adapter is off.
-    """
+    """The reference of a policy with an adapter: its model with the frozen adapter `adapter`, or (None) with none."""
 
     def __init__(self, policy: Policy, adapter: str | None) -> None:
         self.__dict__.update(policy.__dict__)  # one model, one scorer, also after world.prepare has wrapped them

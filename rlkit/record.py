@@ -100,14 +100,12 @@ class Record(abc.ABC):
         except Exception as error:  # damage may raise anything; torch would advise to execute what is in it
             if isinstance(error, OSError) and error.filename is not None:
                 raise
-            raise ValueError(f"{cls.__name__}.load: {path} is no file that `save` wrote, or is not whole.") from error
-        kind = state.get("kind") if isinstance(state, dict) else type(state).__name__
-        if not isinstance(kind, str) or kind != cls.__name__ or not isinstance(state, dict):
+            raise ValueError(f"{cls.__name__}.load: {path} was not written by `save`, or is damaged.") from error
+        if not isinstance(state, dict) or str(state.get("kind")) != cls.__name__:
+            kind = state.get("kind") if isinstance(state, dict) else type(state).__name__
             raise ValueError(f"{cls.__name__}.load: {path} holds a {visible(str(kind), 80)}.")
         if type(state.get("format")) is not int or not isinstance(state.get("fields"), dict):
-            raise ValueError(
-                f"{cls.__name__}.load: {path} is no file that `save` wrote: it has no format or no fields."
-            )
+            raise ValueError(f"{cls.__name__}.load: {path} was not written by `save`: it has no format or no fields.")
         if state["format"] > FORMAT_VERSION:
             raise ValueError(
                 f"{cls.__name__}.load: {path} has format {state['format']}, this rlkit reads up to {FORMAT_VERSION}; "
@@ -158,6 +156,13 @@ def select_rows(record: R, rows: Selection, whole: Sequence[str] = ()) -> R:
 
     names = [item.name for item in fields(own) if item.name not in whole]
     return replace(own, **{name: taken(getattr(own, name)) for name in names})
+
+
+def frame(own: dict[str, Any], columns: Mapping[str, Any] = {}) -> "pd.DataFrame":
+    """A pandas frame of a record's own columns and the user's."""
+    import pandas as pd
+
+    return pd.DataFrame(with_columns(own, columns))
 
 
 def with_columns(own: dict[str, Any], columns: Mapping[str, Any]) -> dict[str, Any]:

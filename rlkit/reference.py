@@ -33,33 +33,29 @@ def update_reference(reference: Policy, policy: Policy, *, mixing_alpha: float =
     """
     if not 0 < mixing_alpha <= 1:
         raise ValueError(f"update_reference: mixing_alpha must be in (0, 1], got {mixing_alpha}.")
-    if isinstance(reference, AdapterReference):
-        pairs = _adapter_pairs(reference)
-    else:
-        ours, theirs = dict(reference.model.named_parameters()), dict(policy.model.named_parameters())
-        if ours.keys() != theirs.keys():
-            raise ValueError("update_reference: the reference and the policy have different parameters.")
-        pairs = [(ours[name], theirs[name]) for name in ours]
-    # With an unsharded reference and a sharded policy, the policy's weights are gathered.
-    sharded_alike = bool(fsdp_modules(reference.local_scorer)) == bool(fsdp_modules(policy.local_scorer))
-    with torch.no_grad(), _whole_if_needed(reference, policy, sharded_alike):
-        if not sharded_alike:
-            theirs = dict(policy.model.named_parameters())
-            pairs = [(parameter, theirs[name]) for name, parameter in reference.model.named_parameters()]
+    with torch.no_grad(), _whole_if_needed(reference, policy):  # gathering replaces the parameters of a module
+        pairs = _adapter_pairs(reference) if isinstance(reference, AdapterReference) else _pairs(reference, policy)
         for mine, other in pairs:
             mine.lerp_(other.to(mine.dtype), mixing_alpha)
 
 
 @contextlib.contextmanager
-def _whole_if_needed(reference: Policy, policy: Policy, sharded_alike: bool) -> Iterator[None]:
-    if reference.local_scorer.zero3 or policy.local_scorer.zero3:  # its parameters are empty tensors outside `gathered`
-        with gathered(reference.local_scorer, write=True), gathered(policy.local_scorer):
-            yield
-    elif sharded_alike:
+def _whole_if_needed(reference: Policy, policy: Policy) -> Iterator[None]:
+    with contextlib.ExitStack() as stack:
+        ours, theirs = reference.local_scorer, policy.local_scorer
+        if ours.zero3 or theirs.zero3:  # its parameters are empty tensors outside `gathered`
+            stack.enter_context(gathered(ours, write=True))
+            stack.enter_context(gathered(theirs))
+        elif bool(fsdp_modules(ours)) != bool(fsdp_modules(theirs)):  # the policy alone is sharded
+            stack.enter_context(gathered(theirs))
         yield
-    else:
-        with gathered(policy.local_scorer):
-            yield
+
+
+def _pairs(reference: Policy, policy: Policy) -> "list[tuple[Parameter, Parameter]]":
+    ours, theirs = dict(reference.model.named_parameters()), dict(policy.model.named_parameters())
+    if ours.keys() != theirs.keys():
+        raise ValueError("update_reference: the reference and the policy have different parameters.")
+    return [(ours[name], theirs[name]) for name in ours]
 
 
 def _adapter_pairs(reference: AdapterReference) -> "list[tuple[Parameter, Parameter]]":

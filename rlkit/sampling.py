@@ -1,6 +1,5 @@
 """`sample`: the first step of the loop, the same for every engine."""
 
-import contextlib
 import dataclasses
 import math
 import warnings
@@ -10,11 +9,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from rlkit.distributed import collectives
-from rlkit.distributed.sharding import gathered
-from rlkit.engine import Completion, Engine, EngineError, PolicyModelEngine
-from rlkit.engines.assembly import assemble
+from rlkit.engine import Engine
+from rlkit.engines.rollout_assembly import assemble, check_completions
+from rlkit.engines.sync import sync
 from rlkit.engines.transformers_engine import TransformersEngine
-from rlkit.engines.weights import named_weights, weights_mark
 from rlkit.logps import compute_logps
 from rlkit.prompts import make_batch
 from rlkit.sampling_params import from_generation_kwargs
@@ -24,8 +22,7 @@ from rlkit.types import Prompt, PromptBatch, Rollout, SamplingParams
 if TYPE_CHECKING:
     from rlkit.policy import Policy
 
-RECOMPUTED_ROWS = 64
-"""Rows of one pass where the log-probabilities are recomputed."""
+RECOMPUTED_ROWS = 64  # of one pass, where the log-probabilities are recomputed
 
 
 @phase("sample")
@@ -76,23 +73,22 @@ def sample(
         rollout = rl.sample(policy, ["12+34="], num_generations=4, max_completion_length=8, seed=0)
     """
     owner, engine = owner_and_engine(policy)
-    params = SamplingParams(
-        max_completion_length=max_completion_length,
-        temperature=temperature,
-        top_p=top_p,
-        top_k=top_k,
-        min_p=min_p,
-        repetition_penalty=repetition_penalty,
-        min_completion_length=min_completion_length,
-        stop_strings=(stop_strings,) if isinstance(stop_strings, str) else tuple(stop_strings or ()),
-        regex=regex,
-    )
+    settings: dict[str, Any] = {
+        "max_completion_length": max_completion_length,
+        "temperature": temperature,
+        "top_p": top_p,
+        "top_k": top_k,
+        "min_p": min_p,
+        "repetition_penalty": repetition_penalty,
+        "min_completion_length": min_completion_length,
+        "stop_strings": (stop_strings,) if isinstance(stop_strings, str) else tuple(stop_strings or ()),
+        "regex": regex,
+    }
     if generation_kwargs:
-        params = dataclasses.replace(params, **from_generation_kwargs(generation_kwargs))
-    if not isinstance(num_generations, int):
-        raise TypeError(f"sample: num_generations must be a whole number, got {num_generations!r}.")
-    if num_generations < 1:
-        raise ValueError(f"sample: num_generations must be at least 1, got {num_generations}.")
+        settings |= from_generation_kwargs(generation_kwargs)
+    params = SamplingParams(**settings)
+    if not isinstance(num_generations, int) or num_generations < 1:
+        raise ValueError(f"sample: num_generations must be a whole number of at least 1, got {num_generations!r}.")
     if not isinstance(batch, PromptBatch):
         batch = make_batch(owner, batch)
     if not len(batch) and not collectives.is_many():
@@ -111,12 +107,11 @@ def sample(
     completions = engine.generate(
         batch.token_ids, batch.group_id.tolist(), num_generations=num_generations, params=params, seed=seed
     )
-    _check_completions(completions, batch, num_generations, engine)
+    check_completions(completions, batch, num_generations, engine)
     rollout = assemble(owner, batch, completions, params, engine.name)
     if not engine.renormalises(params):
         return rollout
-    # The engine's log-probabilities are of the truncated distribution; in the ratio's denominator they would bias it by
-    # the mass that was cut off.
+    # The engine's are of the truncated distribution; in the ratio's denominator they would bias it.
     logp = compute_logps(owner, rollout, micro_batch_size=RECOMPUTED_ROWS)
     return dataclasses.replace(rollout, sampler_logp=logp, logp_recomputed=True)
 
@@ -136,67 +131,17 @@ def owner_and_engine(policy: "Policy | Engine") -> "tuple[Policy, Engine]":
     return given, given.engine
 
 
-def sync(engine: Engine) -> None:
-    """Give an engine the policy's weights if its own are older. Every process calls it; all fail together.
-
-    Weights are older if `loss_step` has changed the policy since, or something else has (`weights_mark`).
-
-    Raises:
-        EngineError: some process's engine could not take them.
-    """
-    policy = engine.policy
-    mark = None if isinstance(engine, PolicyModelEngine) else weights_mark(policy)
-    # A missing mark means that the last transfer failed: the engine refused it and still has older weights.
-    changed = mark is not None and mark != policy.marks.get(engine)
-    if collectives.maxima({"stale": float(engine.version != policy.version or changed)})["stale"]:
-        _transfer(engine, policy, mark)
-
-
-def _transfer(engine: Engine, policy: "Policy", mark: int | None) -> None:
-    policy.marks.pop(engine, None)
-    problem: Exception | None = None
-    # Gathered around the whole transfer: an engine may keep a tensor of the stream until it has read all of them.
-    with gathered(policy.local_scorer), contextlib.closing(named_weights(policy)) as weights:
-        try:
-            engine.sync(weights, policy.version)
-        except (EngineError, ValueError, OSError) as error:
-            problem = error
-    if problem is None and engine.version != policy.version:
-        problem = EngineError(
-            f"sample: engine {engine.name!r} has weights of version {engine.version} after it was given version "
-            f"{policy.version}; its completions would not be the policy's."
-        )
-    said = collectives.gather(None if problem is None else str(problem))
-    probe = getattr(engine, "probe", None)
-    if probe is not None and not any(said):  # on every process or on none: gathering sharded weights is an exchange
-        try:
-            probe.after_sync()
-        except EngineError as error:
-            problem = error
-        said = collectives.gather(None if problem is None else str(problem))
-    if problem is not None:
-        raise problem
-    if mark is not None:
-        policy.marks[engine] = mark
-    others = [f"rank {place}: {text}" for place, text in enumerate(said) if text is not None]
-    if others:
-        raise EngineError(f"sample: the weights did not reach the engine of {'; '.join(others)}")
-
-
-def check_context(policy: "Policy", batch: PromptBatch, params: SamplingParams, engine: Engine | None = None) -> None:
-    """Refuse prompts that leave no room for a completion in the context of the model, or of the engine.
-
-    Raises:
-        ValueError: names the prompts, their lengths and the limit.
-    """
-    limits = [(policy.max_context, "the model's context")]
-    if engine is not None:
-        limits.append((engine.max_context, f"max_model_length of engine {engine.name!r}"))
-    limit, whose = min(((limit, whose) for limit, whose in limits if limit is not None), default=(math.inf, ""))
-    lengths = {place: len(ids) for place, ids in enumerate(batch.token_ids)}
-    too_long = [place for place, length in lengths.items() if length + params.max_completion_length > limit]
-    if too_long:
-        worst = max(lengths[place] for place in too_long)
+def check_context(policy: "Policy", batch: PromptBatch, params: SamplingParams, engine: Engine) -> None:
+    """Refuse prompts that leave no room for a completion in the context of the model, or of the engine."""
+    limits = {
+        "the model's context": policy.max_context,
+        f"max_model_length of engine {engine.name!r}": engine.max_context,
+    }
+    limit, whose = min(((limit, whose) for whose, limit in limits.items() if limit is not None), default=(math.inf, ""))
+    lengths = [len(ids) for ids in batch.token_ids]
+    worst = max(lengths, default=0)
+    if worst + params.max_completion_length > limit:
+        too_long = [place for place, n in enumerate(lengths) if n + params.max_completion_length > limit]
         raise ValueError(
             f"sample: prompt(s) {too_long[:8]} of the batch do not fit: up to {worst} prompt tokens + "
             f"max_completion_length={params.max_completion_length} exceed {whose}, {limit} tokens. "
@@ -204,32 +149,3 @@ def check_context(policy: "Policy", batch: PromptBatch, params: SamplingParams, 
             + " out long prompts: in a loop with PromptLoader(..., max_prompt_length=..., on_long='skip'), before an "
             "evaluation with dataset.filter(...)."
         )
-
-
-def _check_completions(
-    groups: list[list[Completion]], batch: PromptBatch, num_generations: int, engine: Engine
-) -> None:
-    """An engine may be anybody's code: what it returns is checked before it becomes a rollout."""
-    who = f"sample: engine {engine.name!r}"
-    sizes = [len(group) for group in groups]
-    if sizes != [num_generations] * len(batch):
-        raise RuntimeError(
-            f"{who} returned groups of {sizes} completions, expected {len(batch)} groups of {num_generations}."
-        )
-    for place, completion in ((place, completion) for place, group in enumerate(groups) for completion in group):
-        if completion.version not in (None, engine.policy.version):
-            raise EngineError(
-                f"{who} drew a completion of prompt {place} with the weights of version {completion.version}, the "
-                f"policy is at version {engine.policy.version}."
-            )
-        if not completion.token_ids or len(completion.token_ids) != len(completion.logp):
-            raise RuntimeError(
-                f"{who} returned {len(completion.token_ids)} tokens with {len(completion.logp)} log-probabilities for "
-                f"prompt {place}; expected one for each, at least one."
-            )
-        if any(math.isnan(value) for value in completion.logp):
-            raise FloatingPointError(
-                f"{who} returned a NaN log-probability for prompt {place}: the policy's weights or logits are not "
-                "finite. Load the policy again, or resume from a checkpoint. loss_step raises if an update makes "
-                "weights NaN, so something else has changed them."
-            )

@@ -2,10 +2,7 @@
 
 A reward function gets TRL's keyword arguments (see `rlkit.reward_calls.arguments`) and returns one number or None per
 completion. None (or NaN) means "no opinion": the function is left out of that row's sum. If all abstain the row has no
-reward (NaN), which is not the same as a reward of 0 (known_faults B01).
-
-The limits are arguments of `score`, not a wrapper around each function: one call says what a step may cost, and a
-function stays what it is, with its name and signature. Left out: retries and caches, which a function can have itself.
+reward (NaN), which is not the same as a reward of 0.
 """
 
 import logging
@@ -17,10 +14,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from rlkit.reward_calls.arguments import Accepted, Offer, StepState, accepted
+from rlkit.reward_calls.arguments import Accepted, Offer, StepState, accepted, unique_names
 from rlkit.reward_calls.call import Job, Outcome
 from rlkit.reward_calls.concurrency import run_all
-from rlkit.reward_calls.names import unique_names
 from rlkit.reward_calls.reward_model import RewardModel, as_reward_model
 from rlkit.reward_calls.settings import Limits, OnError, RewardSettings
 from rlkit.support import process_state

@@ -2,9 +2,8 @@
 
 The divisor is counted once, over the whole update and all processes: the rows (or tokens) that count in the loss. Each
 micro-batch adds its *sum* over that number, so the gradient does not depend on the split; a mean of means would weigh
-the tokens of short micro-batches more. Processes take the same number of passes: one with fewer micro-batches adds
-passes of weight 0. Masked rows are in neither the sum nor the divisor. A batch without a trainable token, or whose
-gradient is exactly 0, does not step the optimizer, and the `Update` says why.
+the tokens of short micro-batches more. A batch without a token in the loss, or whose gradient is exactly 0, does not
+step the optimizer, and the `Update` says why.
 """
 
 import logging
@@ -22,8 +21,9 @@ from rlkit.losses import RLOO, Loss, LossFunction, LossInputs, as_loss, importan
 from rlkit.step_checks import check_inputs, check_precision, check_tools, check_weights
 from rlkit.strategies.updater import Updater, updater_of, verify_gradients
 from rlkit.support.timing import phase
+from rlkit.token_scorer import EntropyMode
 from rlkit.types import Rollout, Update
-from rlkit.update_means import TOKENS, Piece, Totals, measure, merge, share_of_mean
+from rlkit.update_means import Piece, Totals, measure, merge, share_of_mean
 
 if TYPE_CHECKING:
     from rlkit.policy import Policy
@@ -35,11 +35,10 @@ CLIPPED_LOW, CLIPPED_HIGH = "clip_ratio/low_mean", "clip_ratio/high_mean"  # row
 
 @runtime_checkable
 class LRScheduler(Protocol):
-    """What loss_step needs of a learning-rate scheduler: torch's and transformers' all have it."""
+    """A learning-rate scheduler of torch or transformers."""
 
     def step(self) -> None:
         """Move on by one optimizer step."""
-        ...
 
 
 @phase("loss_step")
@@ -105,19 +104,19 @@ def loss_step(
     advantages = torch.where(mask.any(-1), advantages, 0.0)
     batch = _Batch(rollout, advantages, mask, ref_logps, old_logps)
     totals = Totals.count(mask, advantages)
+    metrics = {"frac_masked": 1 - totals.rows / max(1, totals.all_rows)}
     updater = updater_of(policy, optimizer)
     updater.zero_grad()
     if (reason := _nothing_to_learn(totals, loss, balanced=router_aux_loss_coef > 0)) is not None:
-        return _skipped(reason, loss, batch, _scores_only(policy, rollout), {"frac_masked": totals.frac_masked})
+        return _update(loss, batch, _scores_only(policy, rollout), metrics, reason)
 
     pieces = _backward_in_passes(policy, updater, batch, loss, totals, micro_batch_size, router_aux_loss_coef)
-    metrics = merge(pieces, totals) | {"frac_masked": totals.frac_masked}
-    value = metrics["loss"]
-    if not math.isfinite(value):
+    metrics |= merge(pieces)
+    if not math.isfinite(metrics["loss"]):
         updater.zero_grad()
         raise FloatingPointError(
-            f"loss_step: the loss is {value}; the policy is unchanged. Look for NaN in advantages and ref_logps, for "
-            "exploding log-ratios (clip_ratio, kl) and for a learning rate that is too high."
+            f"loss_step: the loss is {metrics['loss']}; the policy is unchanged. Look for NaN in advantages "
+            "and ref_logps, for exploding log-ratios (clip_ratio, kl) and for a learning rate that is too high."
         )
     if policy.strategy == "ddp" and not policy.gradients_checked:  # not by the version: a resumed run starts above 0
         verify_gradients(policy.trainable_parameters(), collectives.gather)
@@ -126,10 +125,11 @@ def loss_step(
     metrics |= {"grad_norm": grad_norm, "learning_rate": float(optimizer.param_groups[0]["lr"])}
     if not 0 < grad_norm < math.inf:
         # With a gradient of 0, weight decay, momentum and the schedule would still move the weights.
-        zero = "the gradient is 0 everywhere, as with advantages that are all 0 or where the loss clips every row"
+        reason = f"the gradient norm is {grad_norm}"
+        if grad_norm == 0:
+            reason = "the gradient is 0 everywhere, as with advantages that are all 0 or where the loss clips every row"
         updater.zero_grad()
-        reason = zero if grad_norm == 0 else f"the gradient norm is {grad_norm}"
-        return _skipped(reason, loss, batch, pieces, metrics)
+        return _update(loss, batch, pieces, metrics, reason)
     if policy.not_finite is None:
         policy.not_finite = check_precision(policy, updater)
     updater.step()
@@ -138,15 +138,12 @@ def loss_step(
         scheduler.step()
     policy.version += 1
     check_weights(policy, updater)
-    return _update(value, loss, batch, pieces, metrics | {"skipped": 0.0})
+    return _update(loss, batch, pieces, metrics)
 
 
 @dataclass(frozen=True, eq=False)
 class _Batch:
-    """The (B,) and (B,T) tensors of a step, on the policy's device except for the log-probabilities given by the user.
-
-    `mask` is that of the loss; `advantages` are 0 in rows without a token in it.
-    """
+    """Rows of a step; `mask` is that of the loss, `advantages` are 0 in rows without a token in it."""
 
     rollout: Rollout
     advantages: Tensor
@@ -155,7 +152,7 @@ class _Batch:
     old_logps: Tensor | None
 
     def select(self, rows: slice) -> "_Batch":
-        ref, old = (None if values is None else values[rows] for values in (self.ref_logps, self.old_logps))
+        ref, old = (None if logps is None else logps[rows] for logps in (self.ref_logps, self.old_logps))
         return _Batch(self.rollout.select(rows), self.advantages[rows], self.mask[rows], ref, old)
 
 
@@ -185,7 +182,7 @@ def _backward_in_passes(
     micro_batch_size: int | None,
     balance: float,
 ) -> list[Piece]:
-    """Add up the gradient of the whole update, micro-batch by micro-batch; as many passes on every process."""
+    """Add up the gradient of the whole update, micro-batch by micro-batch, in the same number of passes everywhere."""
     rows = len(batch.rollout)
     size = micro_batch_size or max(1, rows)
     passes = int(collectives.maxima({"passes": float(math.ceil(rows / size))})["passes"])
@@ -197,7 +194,7 @@ def _backward_in_passes(
             with updater.micro_batch(last=number == passes - 1):
                 if part.start < rows:
                     pieces.append(_backward(policy, updater, batch.select(part), loss, totals, balance))
-                else:  # other processes have more to do
+                else:  # other processes have more micro-batches
                     updater.backward(_loss_of_weight_zero(policy, batch.rollout))
     return pieces
 
@@ -205,9 +202,8 @@ def _backward_in_passes(
 def _backward(policy: "Policy", updater: Updater, batch: _Batch, loss: Loss, totals: Totals, balance: float) -> Piece:
     """Forward and backward pass of one micro-batch; its gradient is added to the parameters'."""
     rollout, mask, ref_logps, old_logps = batch.rollout, batch.mask, batch.ref_logps, batch.old_logps
-    scores = policy.score_tokens(
-        rollout, entropy="grad" if loss.needs_entropy_grad else "detached", balance=balance > 0
-    )
+    entropy: EntropyMode = "grad" if loss.needs_entropy_grad else "detached"
+    scores = policy.score_tokens(rollout, entropy=entropy, balance=balance > 0)
     device = scores.logp.device
     sampler_logp = torch.where(mask, rollout.sampler_logp.to(device), 0.0)
     inputs = LossInputs(
@@ -225,28 +221,29 @@ def _backward(policy: "Policy", updater: Updater, batch: _Batch, loss: Loss, tot
             "loss_step: the loss does not depend on the policy's parameters. Expected a loss that uses x.logp with its "
             "gradient."
         )
-    sums: dict[str, float] = {}
+    weighted = None
     if scores.balance_loss is not None:
         weighted = scores.balance_loss * (float(mask.any(-1).sum()) / totals.rows)
         share = share + balance * weighted
-        sums["aux_loss"] = float(weighted.detach())
     # Wrappers for several processes average the gradient over them; the mean is over the rows of all.
     updater.backward(share * collectives.size())
     with torch.no_grad():
         measured = loss.row_metrics(inputs)
-        top = measure(measured, mask.any(-1), sums)
+        shares, top = measure(measured, mask.any(-1), totals)
         gap = (inputs.old_logp - sampler_logp).abs()  # of the policy that sampled: later updates move on from it
-        sums |= {"loss": float(share.detach()), TOKENS + "entropy": float(inputs.entropy.sum())}
-        sums[TOKENS + "sampler_gap/mean"] = float(gap.sum())
+        shares |= {"loss": float(share.detach()), "entropy": float(inputs.entropy.sum()) / totals.tokens}
+        shares["sampler_gap/mean"] = float(gap.sum()) / totals.tokens
         top["sampler_gap/max"] = float(gap.max()) if gap.numel() else 0.0
+        if weighted is not None:
+            shares["aux_loss"] = float(weighted)
         clipped = None
         if {CLIPPED_LOW, CLIPPED_HIGH} <= set(measured):
             clipped = (measured[CLIPPED_HIGH] - measured[CLIPPED_LOW]).to(torch.int8)
-    return Piece(scores.logp.detach(), scores.entropy.detach(), clipped, sums, top)
+    return Piece(scores.logp.detach(), scores.entropy.detach(), clipped, shares, top)
 
 
 def _loss_of_weight_zero(policy: "Policy", rollout: Rollout) -> Tensor:
-    """For a pass that adds nothing, so that every process takes part in every exchange."""
+    """The loss of a pass that adds nothing, so that every process takes part in every exchange."""
     if len(rollout):
         row = rollout.select([0])
     else:
@@ -256,33 +253,25 @@ def _loss_of_weight_zero(policy: "Policy", rollout: Rollout) -> Tensor:
     return policy.score_tokens(row).logp.sum() * 0.0
 
 
-def _skipped(reason: str, loss: Loss, batch: _Batch, pieces: list[Piece], metrics: dict[str, float]) -> Update:
-    logger.warning("loss_step: update skipped, %s.", reason)
-    return _update(math.nan, loss, batch, pieces, metrics | {"skipped": 1.0}, reason)
-
-
 def _update(
-    value: float,
-    loss: Loss,
-    batch: _Batch,
-    pieces: list[Piece],
-    metrics: dict[str, float],
-    reason: str | None = None,
+    loss: Loss, batch: _Batch, pieces: list[Piece], metrics: dict[str, float], skipped: str | None = None
 ) -> Update:
-    blank = torch.zeros(0, batch.mask.shape[1], device=batch.mask.device)
-    logp = torch.cat([piece.logp for piece in pieces]) if pieces else blank
+    if skipped is not None:
+        logger.warning("loss_step: update skipped, %s.", skipped)
+    blank = torch.zeros(0, batch.mask.shape[1], device=batch.mask.device)  # a process without rows
+    logp = torch.cat([blank, *(piece.logp for piece in pieces)])
     old = logp if batch.old_logps is None else batch.old_logps.detach().to(logp)
     clipped = [piece.clipped for piece in pieces if piece.clipped is not None]
     return Update(
-        loss=value,
-        metrics=metrics,
+        loss=metrics["loss"] if skipped is None else math.nan,
+        metrics=metrics | {"skipped": float(skipped is not None)},
         logp=logp,
-        entropy=torch.cat([piece.entropy for piece in pieces]) if pieces else blank,
+        entropy=torch.cat([blank, *(piece.entropy for piece in pieces)]),
         loss_mask=batch.mask,
-        skipped=reason,
+        skipped=skipped,
         old_logp=old,
         ratio=importance_ratio(logp, old, batch.mask),
-        clipped=torch.cat(clipped) if clipped and len(clipped) == len(pieces) else None,
+        clipped=torch.cat(clipped) if clipped else None,
         epsilon=loss.epsilon,
         epsilon_high=loss.epsilon if loss.epsilon_high is None else loss.epsilon_high,
     )

@@ -1,4 +1,4 @@
-"""Checks of `loss_step`: its inputs before anything changes, and the weights after the optimizer's step."""
+"""Checks of the steps: that records belong together, the inputs of `loss_step`, and the weights after it."""
 
 import inspect
 import logging
@@ -11,7 +11,7 @@ from torch import Tensor
 from rlkit.distributed import collectives
 from rlkit.losses import Loss, loss_name
 from rlkit.strategies.updater import Updater
-from rlkit.types import Rollout
+from rlkit.types import Rollout, Scores, Update
 
 if TYPE_CHECKING:
     from rlkit.policy import Policy
@@ -20,6 +20,56 @@ logger = logging.getLogger(__name__)
 MASTER_WEIGHTS = (
     "Keep float32 weights and compute in bfloat16: rl.load_policy(..., dtype=torch.float32, autocast=torch.bfloat16)"
 )
+
+
+def check_pairing(
+    where: str,
+    rollout: Rollout | None,
+    scores: Scores | None = None,
+    advantages: Tensor | None = None,
+    update: Update | None = None,
+    **logps: Tensor | None,
+) -> None:
+    """Refuse records of different rollouts. An update may be of some rows of the rollout: a mini-batch."""
+    if rollout is not None and scores is not None and rollout.group_id.tolist() != scores.group_id.tolist():
+        raise ValueError(
+            f"{where}: the scores ({len(scores)} rows) are not those of the rollout ({len(rollout)} rows): their group "
+            "ids differ. Pass what rl.score(rollout, ...) returned."
+        )
+    rows = rollout if rollout is not None else scores
+    if rows is not None and advantages is not None and advantages.shape != (len(rows),):
+        raise ValueError(
+            f"{where}: expected one advantage per completion ({len(rows)},), got {tuple(advantages.shape)}: were they "
+            "computed from other scores?"
+        )
+    if rollout is None:
+        if update is not None and rows is not None and len(update.loss_mask) > len(rows):
+            raise ValueError(
+                f"{where}: the update is of {len(update.loss_mask)} rows, the scores are of {len(rows)}: they are of "
+                "different rollouts."
+            )
+        return
+    mask = rollout.completion_mask
+    for name, values in logps.items():
+        if values is not None and values.shape != mask.shape:
+            raise ValueError(
+                f"{where}: {name} must have the rollout's (B,T) shape {tuple(mask.shape)}, got {tuple(values.shape)}: "
+                "was it computed from another rollout?"
+            )
+    if update is None:
+        return
+    loss_mask = update.loss_mask.to(mask.device)
+    fits = loss_mask.shape[1] == mask.shape[1] and len(loss_mask) <= len(mask)
+    if fits and len(loss_mask) < len(mask):  # which rows these are is not recorded: compare the longest ones
+        longest = mask.sum(-1).sort(descending=True).values[: len(loss_mask)]
+        fits = bool((loss_mask.sum(-1).sort(descending=True).values <= longest).all())
+    elif fits:
+        fits = not bool((loss_mask & ~mask).any())
+    if not fits:
+        raise ValueError(
+            f"{where}: the update, with loss tokens of shape {tuple(loss_mask.shape)}, is of another rollout than "
+            f"the one given, {tuple(mask.shape)}. Pass what loss_step returned for this rollout, or for a part of it."
+        )
 
 
 def check_tools(policy: "Policy", optimizer: torch.optim.Optimizer, scheduler: Any) -> None:
@@ -73,22 +123,13 @@ def check_inputs(
             f"loss_step: advantages must be a (B,) tensor, got {type(advantages).__name__}; call "
             "rl.compute_loo_advantage(scores) or rl.compute_optimal_advantage(scores, v_star)."
         )
-    if advantages.shape != (len(rollout),):
-        raise ValueError(
-            f"loss_step: expected one advantage per completion ({len(rollout)},), got {tuple(advantages.shape)}."
-        )
+    check_pairing("loss_step", rollout, advantages=advantages, ref_logps=ref_logps, old_logps=old_logps)
     if bool(advantages.isinf().any()):
         raise FloatingPointError("loss_step: an advantage is infinite; check the rewards and the KL.")
     if loss.needs_reference and ref_logps is None:
         raise ValueError(
             f"loss_step: {loss_name(loss)} needs ref_logps=rl.compute_logps(reference, rollout); got None."
         )
-    for name, value in (("ref_logps", ref_logps), ("old_logps", old_logps)):
-        if value is not None and value.shape != rollout.completion_mask.shape:
-            raise ValueError(
-                f"loss_step: {name} must have the rollout's (B,T) shape {tuple(rollout.completion_mask.shape)}, got "
-                f"{tuple(value.shape)}: was it computed from another rollout?"
-            )
     if micro_batch_size is not None and (not isinstance(micro_batch_size, int) or micro_batch_size < 1):
         raise ValueError(f"loss_step: micro_batch_size must be at least 1 or None, got {micro_batch_size!r}.")
     if max_grad_norm is not None and not max_grad_norm > 0:
@@ -119,13 +160,7 @@ def check_precision(policy: "Policy", updater: Updater) -> dict[str, int]:
 
 
 def check_weights(policy: "Policy", updater: Updater) -> None:
-    """Raise, on every process, if the optimizer's step made a weight NaN or infinite.
-
-    Costs one norm of the weights, about 3 % of AdamW's own time; values are inspected only if it is not finite.
-
-    Raises:
-        FloatingPointError: names the parameter.
-    """
+    """Raise, on every process, if the optimizer's step made a weight NaN or infinite. Costs 3 % of AdamW's own time."""
     known = policy.not_finite or {}
     broken = {name: n for name, n in _not_finite(updater.weights()).items() if n > known.get(name, 0)}
     if collectives.maxima({"broken": float(len(broken))})["broken"]:

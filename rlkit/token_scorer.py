@@ -8,11 +8,10 @@ The policy with gradient, the reference and the old policy all use this one forw
   are recomputed in the backward pass. Memory is one chunk of logits, whatever the vocabulary.
 - Everything runs in evaluation mode (`Policy.inference_settings`): with dropout the first ratio would not be 1.
 
-Most heads are a linear layer, some scale or soft-cap its output (Cohere, Granite, Gemma 2): `causal_lm.find_head` tests
-each on first use against the model's own logits. A model that fits none uses its own full logits.
+`causal_lm.find_head` tests the head on first use against the model's own logits (Cohere, Granite and Gemma 2 scale or
+soft-cap them). A model that fits none uses its own full logits.
 """
 
-import sys
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
@@ -21,13 +20,10 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from rlkit.causal_lm import causal_lm_of, decoder_of, find_head, vocabulary_size
+from rlkit.causal_lm import balance_loss, decoder_of, find_head, vocabulary_size
 from rlkit.types import Rollout
 
-MAX_CHUNK_ELEMENTS = 2**24
-"""Most logits in memory at once (64 MiB in float32)."""
-
-
+MAX_CHUNK_ELEMENTS = 2**24  # most logits in memory at once: 64 MiB in float32
 EntropyMode = Literal["detached", "grad"]
 
 
@@ -154,19 +150,6 @@ def _logp_and_entropy(
     finite = torch.where(logits.isneginf(), 0.0, logits)
     expected = ((logits - normaliser[:, None]).exp() * finite).sum(-1)
     return logp, normaliser - expected
-
-
-def balance_loss(model: nn.Module, output: Any, attention_mask: Bool[Tensor, "B S"]) -> Float[Tensor, ""]:
-    """Load-balancing loss of a mixture-of-experts model, by the model's own function of its router logits."""
-    lm = causal_lm_of(model)
-    function = getattr(sys.modules[type(lm).__module__], "load_balancing_loss_func", None)
-    logits = getattr(output, "router_logits", None)
-    if function is None or not logits:
-        raise ValueError(
-            f"loss_step: {type(lm).__name__} has no router whose load could be balanced; router_aux_loss_coef is for "
-            "mixture-of-experts models such as Mixtral or Qwen-MoE. Leave it at 0."
-        )
-    return function(logits, lm.num_experts, lm.num_experts_per_tok, attention_mask.long())
 
 
 def score_rollout(

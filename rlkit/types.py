@@ -1,11 +1,8 @@
 """The records of a step: PromptBatch -> Rollout -> Scores -> (advantages) -> Update.
 
-Axis letters: P prompts in the step, G completions per prompt, B = P*G rows (prompt-major), T completion tokens, L
-prompt tokens, K reward functions. In every mask True counts.
-
-All four are frozen, and no step function changes its inputs. Groups are explicit ids: rows need not be ordered, nor
-groups of equal size. Each record is shown as a table at the end of a cell, converts to a pandas frame, and can be saved
-and read back without a model.
+Axis letters as in `rlkit/__init__.py`. In every mask True counts. All four are frozen, and no step function changes its
+inputs. Groups are explicit ids: rows need not be ordered, nor groups of equal size. Each record is shown as a table at
+the end of a cell, converts to a pandas frame, and can be saved and read back without a model.
 """
 
 import math
@@ -17,7 +14,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from rlkit.record import Prompt, Record, Selection, check_lengths, select_rows, text_of, with_columns
+from rlkit.record import Prompt, Record, Selection, check_lengths, frame, select_rows, text_of
 from rlkit.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -58,15 +55,13 @@ class PromptBatch(Record):
 
     def to_pandas(self) -> "pd.DataFrame":
         """One row per prompt: group, prompt text, its length in tokens, and the other columns."""
-        import pandas as pd
-
-        table: dict[str, Any] = {
+        own: dict[str, Any] = {
             "group_id": self.group_id.tolist(),
             "prompt": [text_of(row["prompt"]) for row in self.rows],
             "prompt_tokens": [len(ids) for ids in self.token_ids],
         }
         names = dict.fromkeys(name for row in self.rows for name in row if name != "prompt")
-        return pd.DataFrame(with_columns(table, {name: [row.get(name) for row in self.rows] for name in names}))
+        return frame(own, {name: [row.get(name) for row in self.rows] for name in names})
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -145,10 +140,7 @@ class Rollout(Record):
         return [text_of(completion) for completion in self.completions]
 
     def select(self, rows: Selection) -> "Rollout":
-        """The rollout of some rows, in the given order. Groups may come out incomplete: their ids stay.
-
-        Example: `rollout.select(rollout.group_id == 3)` also works, with a (B,) bool tensor.
-        """
+        """The rollout of some rows, as in `rollout.select(rollout.group_id == 3)`. Groups may become incomplete."""
         return select_rows(self, rows, ("sampling", "policy_version", "engine", "pieces", "logp_recomputed"))
 
     def _headline(self) -> str:
@@ -161,8 +153,6 @@ class Rollout(Record):
 
     def to_pandas(self) -> "pd.DataFrame":
         """One row per completion: group, texts, length, summed log-probability, and the dataset's other columns."""
-        import pandas as pd
-
         own = {
             "group_id": self.group_id.tolist(),
             "prompt": [text_of(prompt) for prompt in self.prompts],
@@ -171,7 +161,7 @@ class Rollout(Record):
             "truncated": self.truncated.tolist(),
             "sampler_logp": torch.where(self.completion_mask, self.sampler_logp, 0.0).sum(-1).tolist(),
         }
-        return pd.DataFrame(with_columns(own, self.columns))
+        return frame(own, self.columns)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -257,11 +247,9 @@ class Scores(Record):
 
     def to_pandas(self) -> "pd.DataFrame":
         """One row per completion: group, reward, each part, and the logged columns."""
-        import pandas as pd
-
         parts = {f"rewards/{name}": self.parts[:, k].tolist() for k, name in enumerate(self.names)}
         own = {"group_id": self.group_id.tolist(), "reward": self.reward.tolist(), **parts}
-        return pd.DataFrame(with_columns(own, self.extra))
+        return frame(own, self.extra)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -300,61 +288,4 @@ class Update(Record):
 
     def to_pandas(self) -> "pd.DataFrame":
         """One row per metric: name and value."""
-        import pandas as pd
-
-        return pd.DataFrame({"metric": list(self.metrics), "value": list(self.metrics.values())})
-
-
-def check_pairing(
-    where: str,
-    rollout: Rollout | None,
-    scores: Scores | None = None,
-    advantages: Tensor | None = None,
-    update: Update | None = None,
-    **logps: Tensor | None,
-) -> None:
-    """Refuse records of different rollouts. An update may be of some rows of the rollout: a mini-batch.
-
-    Raises:
-        ValueError: group ids, numbers of rows or (B,T) shapes differ, or the loss mask has tokens that the rollout
-            lacks.
-    """
-    if rollout is not None and scores is not None and rollout.group_id.tolist() != scores.group_id.tolist():
-        raise ValueError(
-            f"{where}: the scores ({len(scores)} rows) are not those of the rollout ({len(rollout)} rows): their group "
-            "ids differ. Pass what rl.score(rollout, ...) returned."
-        )
-    rows = rollout if rollout is not None else scores
-    if rows is not None and advantages is not None and advantages.shape != (len(rows),):
-        raise ValueError(
-            f"{where}: expected one advantage per completion ({len(rows)},), got {tuple(advantages.shape)}: were they "
-            "computed from other scores?"
-        )
-    if rollout is None:
-        if update is not None and rows is not None and len(update.loss_mask) > len(rows):
-            raise ValueError(
-                f"{where}: the update is of {len(update.loss_mask)} rows, the scores are of {len(rows)}: they are of "
-                "different rollouts."
-            )
-        return
-    mask = rollout.completion_mask
-    for name, values in logps.items():
-        if values is not None and values.shape != mask.shape:
-            raise ValueError(
-                f"{where}: {name} must have the rollout's (B,T) shape {tuple(mask.shape)}, got {tuple(values.shape)}: "
-                "was it computed from another rollout?"
-            )
-    if update is None:
-        return
-    loss_mask = update.loss_mask.to(mask.device)
-    fits = loss_mask.shape[1] == mask.shape[1] and len(loss_mask) <= len(mask)
-    if fits and len(loss_mask) < len(mask):  # which rows these are is not recorded: compare the longest ones
-        longest = mask.sum(-1).sort(descending=True).values[: len(loss_mask)]
-        fits = bool((loss_mask.sum(-1).sort(descending=True).values <= longest).all())
-    elif fits:
-        fits = not bool((loss_mask & ~mask).any())
-    if not fits:
-        raise ValueError(
-            f"{where}: the update, with loss tokens of shape {tuple(loss_mask.shape)}, is of another rollout than "
-            f"the one given, {tuple(mask.shape)}. Pass what loss_step returned for this rollout, or for a part of it."
-        )
+        return frame({"metric": list(self.metrics), "value": list(self.metrics.values())})

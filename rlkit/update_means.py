@@ -11,8 +11,6 @@ from torch import Tensor
 from rlkit.distributed import collectives
 from rlkit.losses import Loss, LossInputs, loss_name
 
-ROWS, TOKENS = "per row: ", "per token: "  # prefix of a sum that is divided by rows or tokens
-
 
 @dataclass(frozen=True)
 class Totals:
@@ -34,20 +32,18 @@ class Totals:
         }
         return cls(**{name: int(value) for name, value in collectives.sums(local).items()})
 
-    @property
-    def frac_masked(self) -> float:
-        """Share of the rows without a token in the loss."""
-        return 1 - self.rows / max(1, self.all_rows)
-
 
 @dataclass(frozen=True, eq=False)
 class Piece:
-    """Results of one micro-batch: log-probabilities and entropies, (b,) clip states, sums and maxima by metric."""
+    """Results of one micro-batch; `logp`, `entropy` and `clipped` are its rows of those of the `Update`.
+
+    `shares` are its parts of the means over the whole update, by metric; `top` its maxima, of -x for a name in _min.
+    """
 
     logp: Tensor
     entropy: Tensor
     clipped: Tensor | None = None
-    sums: dict[str, float] = field(default_factory=dict)
+    shares: dict[str, float] = field(default_factory=dict)
     top: dict[str, float] = field(default_factory=dict)
 
 
@@ -65,31 +61,27 @@ def share_of_mean(values: Any, x: LossInputs, totals: Totals, loss: Loss) -> Ten
     )
 
 
-def measure(measured: Mapping[str, Tensor], rows: Tensor, sums: dict[str, float]) -> dict[str, float]:
-    """Add sums over the rows that count to `sums`; returns maxima (of the negated values for a name in _min)."""
-    top = {}
+def measure(
+    measured: Mapping[str, Tensor], counts: Tensor, totals: Totals
+) -> tuple[dict[str, float], dict[str, float]]:
+    """`shares` and `top` of a `Piece`, from (b,) values by metric of the rows that count."""
+    shares, top = {}, {}
     for name, values in measured.items():
-        values = values.detach()[rows]
+        values = values.detach()[counts]
         if name.endswith(("_min", "_max")):
             values = -values if name.endswith("_min") else values
             top[name] = float(values.max()) if len(values) else -math.inf
         else:
-            sums[ROWS + name] = float(values.sum())
-    return top
+            shares[name] = float(values.sum()) / totals.rows
+    return shares, top
 
 
-def merge(pieces: list[Piece], totals: Totals) -> dict[str, float]:
-    """Means over the whole update from the sums of its micro-batches and processes, never means of means."""
-    names = collectives.gather(([*pieces[0].sums], [*pieces[0].top]) if pieces else ([], []))
-    sum_names = list(dict.fromkeys(name for sums, _ in names for name in sums))
-    top_names = list(dict.fromkeys(name for _, top in names for name in top))
-    sums = collectives.sums({name: math.fsum(piece.sums[name] for piece in pieces) for name in sum_names})
-    tops = collectives.maxima(
-        {name: max((piece.top[name] for piece in pieces), default=-math.inf) for name in top_names}
-    )
-    divisor = {ROWS: totals.rows, TOKENS: totals.tokens}
-    metrics = {}
-    for name, value in sums.items():
-        kind = next((kind for kind in divisor if name.startswith(kind)), "")
-        metrics[name.removeprefix(kind)] = value / divisor.get(kind, 1)
-    return metrics | {name: -value if name.endswith("_min") else value for name, value in tops.items()}
+def merge(pieces: list[Piece]) -> dict[str, float]:
+    """Means and extremes over the whole update: all micro-batches of all processes."""
+    # A process without rows does not know the names.
+    names = collectives.gather(([*pieces[0].shares], [*pieces[0].top]) if pieces else ([], []))
+    shares = dict.fromkeys(name for shares, _ in names for name in shares)
+    tops = dict.fromkeys(name for _, top in names for name in top)
+    means = collectives.sums({name: math.fsum(piece.shares[name] for piece in pieces) for name in shares})
+    top = collectives.maxima({name: max((piece.top[name] for piece in pieces), default=-math.inf) for name in tops})
+    return means | {name: -value if name.endswith("_min") else value for name, value in top.items()}

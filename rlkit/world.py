@@ -217,11 +217,7 @@ def setup(*, seed: int = 0, timeout_minutes: float = 30) -> World:
 
 
 def check_agreement(plan: dict[str, Any], where: str) -> None:
-    """Raise the same error on every process if their plans differ.
-
-    Raises:
-        RuntimeError: names the setting, the ranks and their values.
-    """
+    """Raise the same error on every process if their plans differ; it names the setting and the ranks."""
     for name in plan:
         values = collectives.gather(plan[name])
         odd = [r for r, value in enumerate(values) if value != values[0]]

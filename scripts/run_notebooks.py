@@ -1,7 +1,7 @@
 """Execute every notebook from top to bottom, as a reader would with "restart and run all".
 
     .venv/bin/python scripts/run_notebooks.py                    # notebooks/ and tutorials/
-    .venv/bin/python scripts/run_notebooks.py tutorials/01*.ipynb --timeout 300
+    .venv/bin/python scripts/run_notebooks.py tutorials/00_exact_gradient.ipynb --timeout 300
 
 Each notebook gets a fresh kernel of this same Python, where rlkit must be installed, and an empty working folder.
 Nothing is written beside it, and no output goes back into the file. Prints the wall time of each; ends with 1 if any

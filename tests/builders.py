@@ -8,6 +8,7 @@ import transformers as hf
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from torch import nn
 
+import rlkit as rl
 from rlkit.loading import load_policy
 from rlkit.policy import Policy
 from rlkit.types import Rollout, SamplingParams, Scores
@@ -64,6 +65,11 @@ def character_tokenizer(*, adds_bos=False, adds_eos=False, chat_template=None, p
     )
     tokenizer.chat_template = chat_template
     return tokenizer
+
+
+def ids_of(text):
+    """The token ids of a text in the character tokenizer."""
+    return [VOCABULARY[character] for character in text]
 
 
 def random_model(kind, *, seed=0, **settings):
@@ -191,6 +197,28 @@ def make_scores(rewards: Sequence[float | None], group_id: Sequence[int] | None 
     reward = torch.tensor([float("nan") if value is None else value for value in rewards], dtype=torch.float32)
     group = torch.zeros(len(reward), dtype=torch.int64) if group_id is None else torch.tensor(group_id)
     return Scores(parts=reward[:, None].clone(), names=("r",), weights=torch.ones(1), reward=reward, group_id=group)
+
+
+def draw(policy, prompts, *, seed, num_generations=4, max_completion_length=9, **settings):
+    """A rollout of plain prompts."""
+    return rl.sample(
+        policy,
+        prompts,
+        num_generations=num_generations,
+        max_completion_length=max_completion_length,
+        seed=seed,
+        **settings,
+    )
+
+
+def length(completion_ids):
+    """A reward function: the length of each completion."""
+    return [float(len(ids)) for ids in completion_ids]
+
+
+def never(completions):
+    """A reward function that never answers."""
+    return [None] * len(completions)
 
 
 class RecordingSGD(torch.optim.SGD):

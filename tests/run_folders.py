@@ -96,7 +96,7 @@ def rows(
     return found
 
 
-def write_rollout(folder: Path, step: int, table: list[dict[str, Any]]) -> None:
+def write_rollout(folder: Path, step: int, table: list[dict[str, Any]]) -> Path:
     """`rollouts/step-....parquet`, with the types of the run folder."""
     lists = {
         "prompt_token_ids": pa.int32(), "token_ids": pa.int32(), "tokens": pa.string(), "sampler_logp": pa.float32(),
@@ -115,7 +115,7 @@ def write_rollout(folder: Path, step: int, table: list[dict[str, Any]]) -> None:
     (folder / "rollouts").mkdir(parents=True, exist_ok=True)
     file = folder / "rollouts" / f"step-{step:08d}.parquet"
     pq.write_table(pa.table(columns), file.with_suffix(".partial"))
-    file.with_suffix(".partial").replace(file)
+    return file.with_suffix(".partial").replace(file)
 
 
 def write_state(folder: Path, step: int, *, status: str = "running", taken: int = 0, beta: float = 0.02) -> None:
@@ -140,7 +140,7 @@ def write_metrics(folder: Path, step: int, table: list[dict[str, Any]], **more: 
 
 
 def write_run(folder: Path, *, steps: int = 5, beta: float = 0.02, status: str = "running", **options: Any) -> Path:
-    """A run of so many steps, all of them kept."""
+    """A run of `steps` steps, all of them kept."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps({"parameters": {"beta": beta, "seed": 0}}), encoding="utf-8")
     (folder / "metrics.jsonl").touch()

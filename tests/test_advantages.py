@@ -1,4 +1,4 @@
-"""Advantages, V* and KL against hand calculation and brute force; rows of the tables in the algorithms page by name."""
+"""Advantages, V* and KL against hand calculation and brute force."""
 
 import contextlib
 import itertools
@@ -60,28 +60,28 @@ def grouped_rewards(draw, elements=OPTIONAL_REWARDS):
 
 
 def test_one_success_in_four():
-    """Row r=[1,0,0,0], G=4. The mean of the other three is 0 for the success and 1/3 for each failure. Also B04."""
+    """r=[1,0,0,0], G=4. The mean of the other three is 0 for the success and 1/3 for each failure."""
     torch.testing.assert_close(loo([1, 0, 0, 0]), vector(1, -1 / 3, -1 / 3, -1 / 3), **FLOAT64)
 
 
 def test_rows_without_reward_are_out_of_baseline_and_divisor():
-    """Row r=[1,None,0,None] (B01): the abstaining rows get 0, the others are compared with each other alone."""
+    """r=[1,None,0,None]: the abstaining rows get 0, the others are compared with each other alone."""
     torch.testing.assert_close(loo([1, None, 0, None]), vector(1, 0, -1, 0), **EXACT)
 
 
 @pytest.mark.parametrize("rewards", [[None, None, 1, None], [None, None, None, None]])
 def test_groups_with_fewer_than_two_scorable_rows_get_zero(rewards):
-    """Row r=[None,None,1,None], and all None (B01, B02): exactly 0, never NaN."""
+    """r=[None,None,1,None], and all None: exactly 0, never NaN."""
     torch.testing.assert_close(loo(rewards), torch.zeros(4, dtype=torch.float64), **EXACT)
 
 
 def test_kl_goes_into_the_reward_before_the_baseline():
-    """Row R=[1,0], KL=[2,0], beta=0.1 (B07): r = [0.8, 0], so [0.8, -0.8]; a raw-reward baseline gives [0.8, -1.0]."""
+    """R=[1,0], KL=[2,0], beta=0.1: r = [0.8, 0], so [0.8, -0.8]; a raw-reward baseline gives [0.8, -1.0]."""
     torch.testing.assert_close(loo([1, 0], kl=vector(2, 0), beta=0.1), vector(0.8, -0.8), **FLOAT64)
 
 
 def test_a_negative_kl_raises_the_reward():
-    """B08: k1 may be negative and is not clipped. r = [1 + 0.3, 0], so A = [1.3, -1.3]."""
+    """k1 may be negative and is not clipped. r = [1 + 0.3, 0], so A = [1.3, -1.3]."""
     torch.testing.assert_close(loo([1, 0], kl=vector(-3, 0), beta=0.1), vector(1.3, -1.3), **FLOAT64)
 
 
@@ -97,7 +97,7 @@ def test_a_negative_kl_raises_the_reward():
     ids=["tensor", "list", "strings", "negative", "huge"],
 )
 def test_groups_are_labels_and_never_positions(group_id):
-    """Row 'groups interleaved' (B06, B46): groups {0,1,5}, {2,4}, {3,6}.
+    """Interleaved groups {0,1,5}, {2,4}, {3,6}.
 
     First group 3, 1, 2: baselines 1.5, 2.5, 2. Second 5, 1. Third 0, 4.
     """
@@ -106,12 +106,12 @@ def test_groups_are_labels_and_never_positions(group_id):
 
 
 def test_the_loss_mask_does_not_change_the_advantages():
-    """Row 'reward [1,0,1], third row masked' (B14): advantages know only of rewards; 3-row group: 1-.5, 0-1, 1-.5."""
+    """Reward [1,0,1], third row masked: advantages know only of rewards; 3-row group: 1-.5, 0-1, 1-.5."""
     torch.testing.assert_close(loo([1, 0, 1]), vector(0.5, -1, 0.5), **FLOAT64)
 
 
 def test_two_generations_with_a_rare_success_carry_no_signal_in_702_of_1000_groups():
-    """Row p=0.1819, G=2 (B44): p^2 + (1-p)^2 over the four equally grouped outcomes."""
+    """p=0.1819, G=2: p^2 + (1-p)^2 over the four equally grouped outcomes."""
     p, silent = 0.1819, 0.0
     for outcome in itertools.product([0.0, 1.0], repeat=2):
         probability = math.prod(p if value else 1 - p for value in outcome)
@@ -125,7 +125,7 @@ def test_two_generations_with_a_rare_success_carry_no_signal_in_702_of_1000_grou
 
 @given(grouped_rewards())
 def test_matches_the_definition_row_by_row(case):
-    """B01, B05, B06: brute force over ragged, interleaved groups with abstentions; the result is never NaN."""
+    """Brute force over ragged, interleaved groups with abstentions; the result is never NaN."""
     rewards, labels = case
     with pytest.warns(UserWarning) if 1 in [labels.count(x) for x in labels] else contextlib.nullcontext():
         got = loo(rewards, labels)
@@ -144,7 +144,7 @@ def test_equals_the_centred_reward_times_g_over_g_minus_1(rewards):
 @given(grouped_rewards(), st.randoms(use_true_random=False))
 @pytest.mark.filterwarnings("ignore:.*single completion")
 def test_permuting_rows_permutes_the_advantages(case, random):
-    """B46: within a group and across interleaved groups."""
+    """Within a group and across interleaved groups."""
     rewards, labels = case
     order = list(range(len(rewards)))
     random.shuffle(order)
@@ -160,7 +160,7 @@ def test_adding_a_constant_to_every_reward_changes_nothing(case, constant):
 
 
 def test_abstaining_rows_give_what_leaving_them_out_gives():
-    """B01: the same group with and without its abstaining rows."""
+    """The same group with and without its abstaining rows."""
     with_gaps = loo([0.5, None, 2.0, None, -1.0])
     torch.testing.assert_close(with_gaps[[0, 2, 4]], loo([0.5, 2.0, -1.0]), **FLOAT64)
 
@@ -246,7 +246,7 @@ def test_groups_without_a_peer_do_not_move_the_normalisation(case):
     ],
 )
 def test_output_is_float32_or_better(given_dtype, dtype):
-    """B05: one pinned dtype."""
+    """One pinned dtype."""
     got = compute_loo_advantage(vector(1, 0, 0, 0, dtype=given_dtype), group_id=[0] * 4)
     assert got.dtype == dtype
     torch.testing.assert_close(got, vector(1, -1 / 3, -1 / 3, -1 / 3, dtype=dtype), **FLOAT32)
@@ -266,7 +266,7 @@ def test_advantages_carry_no_gradient():
 
 
 def test_scores_bring_their_own_groups():
-    """B46: from the record, and the same as with bare tensors."""
+    """From the record, and the same as with bare tensors."""
     scores = make_scores([1, 0, None, 0.5], group_id=[4, 9, 4, 9])
     with_own = compute_loo_advantage(make_scores([1, 0, 3, 0.5], group_id=[4, 9, 4, 9]))
     torch.testing.assert_close(with_own, torch.tensor([-2.0, -0.5, 2.0, 0.5]), **FLOAT32)
@@ -274,14 +274,14 @@ def test_scores_bring_their_own_groups():
 
 
 def test_a_group_of_one_among_others_gets_zero_and_a_warning():
-    """B05: ragged [[0.7], [1, 0]]: one documented rule."""
+    """Ragged [[0.7], [1, 0]]: one documented rule."""
     with pytest.warns(UserWarning, match=r"1 group\(s\) with a single completion"):
         got = loo([0.7, 1, 0], [0, 1, 1])
     torch.testing.assert_close(got, vector(0, 1, -1), **EXACT)
 
 
 def test_normalisation_is_over_the_batch_and_bounded():
-    """B04: A = [1,-1/3,-1/3,-1/3]: mean 0, unbiased std 2/3, so [1, -1/3, ...] / (2/3 + 1e-4). Not 1e6."""
+    """A = [1,-1/3,-1/3,-1/3]: mean 0, unbiased std 2/3, so [1, -1/3, ...] / (2/3 + 1e-4). Not 1e6."""
     scale = 1 / (2 / 3 + 1e-4)
     got = loo([1, 0, 0, 0], normalize=True)
     torch.testing.assert_close(got, scale * vector(1, -1 / 3, -1 / 3, -1 / 3), **FLOAT64)
@@ -297,7 +297,7 @@ def test_normalisation_spans_groups_and_skips_rows_without_reward():
 @given(grouped_rewards())
 @pytest.mark.filterwarnings("ignore:.*single completion")
 def test_normalised_advantages_never_leave_the_bound_of_a_z_score(case):
-    """B04: |z| of n numbers is at most (n-1)/sqrt(n), so no division by a small spread can explode."""
+    """|z| of n numbers is at most (n-1)/sqrt(n), so no division by a small spread can explode."""
     got = loo(*case, normalize=True)
     count = len(case[0])
     assert not bool(got.isnan().any())
@@ -365,7 +365,7 @@ BAD_LOO = {
 
 @pytest.mark.parametrize(("arguments", "message"), BAD_LOO.values(), ids=BAD_LOO.keys())
 def test_bad_input_is_named_with_expected_got_and_advice(unchecked, arguments, message):
-    """B05: also num_generations=1 for RLOO."""
+    """Also num_generations=1 for RLOO."""
     rewards = arguments.pop("rewards")
     rewards = rewards if isinstance(rewards, torch.Tensor) else vector(*rewards)
     with pytest.raises(ValueError, match=message):
@@ -373,7 +373,7 @@ def test_bad_input_is_named_with_expected_got_and_advice(unchecked, arguments, m
 
 
 def test_floating_point_labels_are_refused():
-    """B06: near-equal float labels must not be merged."""
+    """Near-equal float labels must not be merged."""
     with pytest.raises(TypeError, match=r"group_index: group ids must be integers or strings, got a torch\.float32"):
         group_index(torch.tensor([1.0, 1.0000001]))
 
@@ -412,7 +412,7 @@ V_STAR_TABLE = [
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize(("rewards", "beta1", "want"), V_STAR_TABLE)
 def test_v_star_table(rewards, beta1, want, dtype):
-    """Rows r=[1,0,0,0], r=-1000 and r=[1,None,0,None] (B39); no overflow, N counts the scored samples."""
+    """r=[1,0,0,0], r=-1000 and r=[1,None,0,None]; no overflow, N counts the scored samples."""
     got = optimal_value(vector(*rewards, dtype=dtype), beta1=beta1)
     assert got.dtype == dtype
     tolerance = TABLE_DIGITS if abs(want) < 10 else FLOAT32
@@ -421,7 +421,7 @@ def test_v_star_table(rewards, beta1, want, dtype):
 
 @given(st.lists(OPTIONAL_REWARDS, min_size=1, max_size=8), st.floats(0.05, 1e6))
 def test_v_star_is_the_log_mean_exp_of_the_scored_samples(rewards, beta1):
-    """Formula 1 in numpy's extended precision, naive form, over scored samples only (B39)."""
+    """Formula 1 in numpy's extended precision, naive form, over scored samples only."""
     scored = np.array([r for r in rewards if not math.isnan(r)], dtype=np.longdouble)
     got = optimal_value(vector(*rewards), beta1=beta1)
     if not len(scored):
@@ -433,7 +433,7 @@ def test_v_star_is_the_log_mean_exp_of_the_scored_samples(rewards, beta1):
 
 @given(st.lists(REWARDS, min_size=1, max_size=8), st.floats(1e-3, 1e6))
 def test_v_star_lies_between_mean_and_maximum(rewards, beta1):
-    """B39: min <= mean <= V* <= max."""
+    """min <= mean <= V* <= max."""
     r = vector(*rewards)
     value = float(optimal_value(r, beta1=beta1))
     assert float(r.mean()) - 1e-9 <= value <= float(r.max()) + 1e-12
@@ -455,7 +455,7 @@ def test_v_star_tends_to_maximum_and_mean():
 
 
 def test_v_star_in_float32_does_not_cancel_at_large_beta1():
-    """B39: logsumexp - log N in float32 loses everything at beta1=1e6; the answer is the mean."""
+    """logsumexp - log N in float32 loses everything at beta1=1e6; the answer is the mean."""
     rewards = torch.tensor([0.3, 0.7, 0.1, 0.5])
     torch.testing.assert_close(optimal_value(rewards, beta1=1e6), torch.tensor(0.4), **FLOAT32)
 
@@ -473,7 +473,7 @@ def test_v_star_acts_on_the_last_axis():
 
 @pytest.mark.parametrize("beta1", [0.0, -0.5, NAN, INF])
 def test_v_star_needs_a_positive_beta1(beta1):
-    """B39: beta1 <= 0 is an error."""
+    """beta1 <= 0 is an error."""
     with pytest.raises(ValueError, match=rf"optimal_value: beta1 must be a finite number > 0, got {beta1}; 0\.5"):
         optimal_value(torch.ones(2), beta1=beta1)
 
@@ -521,7 +521,7 @@ MASK = torch.tensor([[True, True, True], [True, True, False]])
 
 
 def test_kl_is_the_summed_log_ratio_and_may_be_negative():
-    """B08: 0.5 - 1.0 + 0 and 0 - 2.0; the masked 2.0 is left out."""
+    """0.5 - 1.0 + 0 and 0 - 2.0; the masked 2.0 is left out."""
     torch.testing.assert_close(compute_kl(LOGP, REF, mask=MASK), vector(-0.5, -2.0), **FLOAT64)
 
 
@@ -546,7 +546,7 @@ def test_k1_and_k3_are_unbiased_for_the_kl_of_a_distribution():
 @pytest.mark.parametrize("garbage", [NAN, INF, -INF, -1e10])
 @pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
 def test_masked_slots_of_the_kl_may_hold_anything(garbage, estimator):
-    """Row 'NaN, inf, -1e10 in masked slots' (B11)."""
+    """NaN, inf or -1e10 in masked slots changes nothing."""
     dirty, dirty_ref = LOGP.masked_fill(~MASK, garbage), REF.masked_fill(~MASK, garbage)
     for left, right in ((dirty, REF), (LOGP, dirty_ref), (dirty, dirty_ref)):
         got = compute_kl(left, right, mask=MASK, estimator=estimator)
@@ -560,7 +560,7 @@ def test_kl_does_not_depend_on_the_padding_width():
 
 
 def test_kl_of_a_rollout_uses_its_sampler_and_its_mask():
-    """B08: the log-probabilities at sampling time, without gradient."""
+    """The log-probabilities at sampling time, without gradient."""
     rollout = make_rollout([3, 2], sampler_logp=LOGP.float())
     ref = REF.float().requires_grad_()
     got = compute_kl(rollout, ref)

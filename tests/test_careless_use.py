@@ -209,7 +209,7 @@ def test_series_and_dicts_say_what_to_pass():
 
 
 def test_a_saved_notebook_shows_a_picture_of_the_curves(tmp_path):
-    """B66: plotly's own form needs its library; the figure carries an SVG of the same curves."""
+    """Plotly's own form needs its library; the figure carries an SVG of the same curves."""
     run = rl.Run(tmp_path / "r")
     for step, value in enumerate([0.25, None, 0.75]):
         run.log(step, reward=float("nan") if value is None else value)
@@ -296,7 +296,7 @@ def test_what_is_no_policy_no_pair_and_no_record_is_named(frozen_policy, tmp_pat
     (tmp_path / "text.pt").write_text("no record")
     (tmp_path / "empty.pt").write_text("")
     for name in ("text.pt", "empty.pt"):
-        with pytest.raises(ValueError, match="is no file that `save` wrote"):
+        with pytest.raises(ValueError, match="was not written by `save`"):
             rl.Evaluation.load(tmp_path / name)
 
 

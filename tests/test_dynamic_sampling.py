@@ -27,7 +27,7 @@ def liked(completions, likes, **kwargs):
         ([None, 1, 0, 1], [2, 3]),  # one reward cannot differ from another
         ([None, None, 0, 1], [2, 3]),
         ([None, None, None, None], []),
-        ([-1, 1, 0.5, 0.5], [0, 1]),  # the sum is 0, and yet there is something to learn (B38's kind)
+        ([-1, 1, 0.5, 0.5], [0, 1]),  # the sum is 0, and yet there is something to learn
         ([0, 1e-9, 0, 1e-3], [2, 3]),
     ],
 )
@@ -65,7 +65,7 @@ def test_scores_of_another_rollout_are_refused():
 
 
 def test_with_two_generations_most_groups_are_silent():
-    """B44: p = 0.1819 and G = 2 leave p^2 + (1-p)^2 = 0.702 of the groups without signal; the metric counts them.
+    """p = 0.1819 and G = 2 leave p^2 + (1-p)^2 = 0.702 of the groups without signal; the metric counts them.
 
     200,000 groups: the standard error is 0.001, the bound of 0.005 has a false-alarm rate below 1e-5, and the seed is
     fixed.
@@ -98,36 +98,31 @@ def fake_draw(plan):
     return draw
 
 
-@pytest.fixture(scope="module")
-def shared():
-    return tiny_policy().reference()
-
-
 def batches(policy, size=3, count=4):
     loader = rl.PromptLoader(ROWS, policy, batch_size=size, shuffle=False)
     return [loader.next_batch() for _ in range(count)]
 
 
-def test_what_was_accepted_is_handed_back_when_the_data_ends(shared):
-    """B41: accepted, rejected, accepted, no more data: two groups and the word that it ended."""
-    first, *more = batches(shared, size=1, count=3)
+def test_what_was_accepted_is_handed_back_when_the_data_ends(frozen_policy):
+    """Accepted, rejected, accepted, no more data: two groups and the word that it ended."""
+    first, *more = batches(frozen_policy, size=1, count=3)
     found = rl.accumulate(fake_draw([1, 0, 1]), first, more, groups=3)
     assert found.rollout.group_id.tolist() == [0, 0, 2, 2] and len(found.scores) == 4
     assert (found.groups, found.drawn, found.exhausted, found.data_ended) == (2, 3, True, True)
     assert "2 groups from 3 batches, the data ended" in repr(found)
 
 
-def test_the_search_is_bounded(shared):
-    """B41: a loader never ends; max_batches does."""
-    loader = rl.PromptLoader(ROWS, shared, batch_size=3, shuffle=False)
+def test_the_search_is_bounded(frozen_policy):
+    """A loader never ends; max_batches does."""
+    loader = rl.PromptLoader(ROWS, frozen_policy, batch_size=3, shuffle=False)
     found = rl.accumulate(fake_draw(itertools.repeat(0)), loader.next_batch(), loader, groups=3, max_batches=5)
     assert (found.groups, found.drawn, found.exhausted, found.data_ended) == (0, 5, True, False)
     assert len(found.rollout) == len(found.scores) == 0
     assert loader.served == 15  # what was drawn was served, for the checkpoint
 
 
-def test_enough_is_enough_and_the_first_are_kept(shared):
-    first, *more = batches(shared)
+def test_enough_is_enough_and_the_first_are_kept(frozen_policy):
+    first, *more = batches(frozen_policy)
     found = rl.accumulate(fake_draw([1, 3, 3, 3]), first, more, groups=3)
     assert found.rollout.group_id.tolist() == [0, 0, 3, 3, 4, 4]
     assert found.scores.group_id.tolist() == [0, 0, 3, 3, 4, 4]
@@ -135,9 +130,9 @@ def test_enough_is_enough_and_the_first_are_kept(shared):
 
 
 @pytest.mark.parametrize(("groups", "max_batches"), [(0, 1), (1, 0)])
-def test_bounds_below_one_are_refused(shared, groups, max_batches):
+def test_bounds_below_one_are_refused(frozen_policy, groups, max_batches):
     with pytest.raises(ValueError, match="groups and max_batches must be at least 1"):
-        rl.accumulate(fake_draw([]), batches(shared)[0], groups=groups, max_batches=max_batches)
+        rl.accumulate(fake_draw([]), batches(frozen_policy)[0], groups=groups, max_batches=max_batches)
 
 
 def test_a_loop_with_dynamic_sampling_learns_from_what_it_found(tmp_path):

@@ -1,4 +1,4 @@
-"""The interrupt button of a real Jupyter kernel is a graceful stop (known_faults B64)."""
+"""The interrupt button of a real Jupyter kernel is a graceful stop."""
 
 import json
 import time

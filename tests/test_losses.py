@@ -80,7 +80,7 @@ def test_the_ratio_is_one_per_sequence_not_per_token():
 
 
 def test_a_row_without_a_loss_token_has_loss_zero_and_no_gradient():
-    """B13: it stays in the tensor but counts for nothing."""
+    """It stays in the tensor but counts for nothing."""
     logp = logps(1, requires_grad=True)
     mask = MASK.clone()
     mask[1] = False
@@ -128,7 +128,7 @@ def test_gradient_is_zero_exactly_where_the_ratio_is_clipped():
 
 
 def test_no_gradient_through_the_old_policy_or_the_advantage():
-    """B21: the old policy is a constant, also if a tensor with gradient is given for it."""
+    """The old policy is a constant, also if a tensor with gradient is given for it."""
     old, advantages, logp = (
         logps(5, requires_grad=True),
         ADVANTAGES.clone().requires_grad_(),
@@ -139,7 +139,7 @@ def test_no_gradient_through_the_old_policy_or_the_advantage():
 
 
 def test_the_policy_itself_may_be_given_as_the_old_one():
-    """B21: rloo_loss(logp, logp, ...) is the on-policy case; an old policy with gradient would cancel it to 0."""
+    """rloo_loss(logp, logp, ...) is the on-policy case; an old policy with gradient would cancel it to 0."""
     logp = logps(3, requires_grad=True)
     rloo_loss(logp, logp, MASK, ADVANTAGES).sum().backward()
     torch.testing.assert_close(logp.grad, -ADVANTAGES[:, None] * MASK, **FLOAT64)
@@ -152,7 +152,7 @@ def test_the_policy_itself_may_be_given_as_the_old_one():
 @pytest.mark.parametrize("log_ratio", [200.0, -200.0, 1e4])
 @pytest.mark.parametrize("advantage", [1.0, 0.0, -1.0])
 def test_an_unbounded_log_ratio_gives_no_nan(log_ratio, advantage, dtype):
-    """Row 'log-ratio +200 with A in {+1, 0, -1}, float32 and bfloat16' (B10): loss and gradient finite."""
+    """Log-ratio +200 with A in {+1, 0, -1}, float32 and bfloat16: loss and gradient finite."""
     logp = torch.tensor([[log_ratio / 2, log_ratio / 2]], dtype=dtype, requires_grad=True)
     old = torch.zeros(1, 2, dtype=dtype)
     loss = rloo_loss(logp, old, torch.ones(1, 2, dtype=torch.bool), torch.tensor([advantage]))
@@ -167,7 +167,7 @@ def test_an_unbounded_log_ratio_gives_no_nan(log_ratio, advantage, dtype):
 @pytest.mark.parametrize("log_ratio", [200.0, -200.0])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a2po_of_a_huge_log_ratio_is_its_square(log_ratio, dtype):
-    """B10: no exp in it: (0.001 * 200 - 1)^2 = 0.64 and (-0.2 - 1)^2 = 1.44."""
+    """No exp in it: (0.001 * 200 - 1)^2 = 0.64 and (-0.2 - 1)^2 = 1.44."""
     logp = torch.tensor([[log_ratio]], dtype=dtype, requires_grad=True)
     ref = torch.zeros(1, 1, dtype=dtype)
     loss = a2po_loss(logp, ref, torch.ones(1, 1, dtype=torch.bool), torch.tensor([1.0]), beta2=1e-3)
@@ -178,7 +178,7 @@ def test_a2po_of_a_huge_log_ratio_is_its_square(log_ratio, dtype):
 
 @pytest.mark.parametrize("slot", ["logp", "old"])
 def test_nan_in_a_slot_that_counts_stays_visible(slot):
-    """B10: NaN is not turned into a number."""
+    """NaN is not turned into a number."""
     logp, old = logps(1), logps(2)
     (logp if slot == "logp" else old)[0, 0] = math.nan
     for loss in (rloo_loss(logp, old, MASK, ADVANTAGES), a2po_loss(logp, old, MASK, ADVANTAGES)):
@@ -188,7 +188,7 @@ def test_nan_in_a_slot_that_counts_stays_visible(slot):
 @pytest.mark.parametrize("garbage", GARBAGE)
 @pytest.mark.parametrize("loss", [rloo_loss, a2po_loss], ids=["rloo", "a2po"])
 def test_masked_slots_may_hold_anything(loss, garbage):
-    """Row 'NaN, inf, -1e10 in masked slots' (B11): loss and gradient are bit for bit those of the clean batch."""
+    """NaN, inf, -1e10 in masked slots: loss and gradient are bit for bit those of the clean batch."""
 
     def run(fill):
         logp = logps(1).masked_fill(~MASK, fill).requires_grad_()
@@ -202,7 +202,7 @@ def test_masked_slots_may_hold_anything(loss, garbage):
 
 @given(st.integers(0, 6), st.sampled_from(["rloo", "a2po"]))
 def test_padding_changes_nothing(extra, name):
-    """B40: a sum over tokens that count, so the width of the padding is invisible."""
+    """A sum over tokens that count, so the width of the padding is invisible."""
     loss = {"rloo": rloo_loss, "a2po": a2po_loss}[name]
     pad = torch.full((3, extra), -5.0, dtype=torch.float64)
     wide = loss(
@@ -223,7 +223,7 @@ def test_bfloat16_log_probabilities_are_summed_in_float32():
 
 
 def test_a2po_by_hand_with_two_lengths():
-    """B40: (0.1 * (1.0 + 0.5) - 0.6)^2 = 0.2025 and (0.1 * -2 + 0.3)^2 = 0.01. A token mean would give 0.275625."""
+    """(0.1 * (1.0 + 0.5) - 0.6)^2 = 0.2025 and (0.1 * -2 + 0.3)^2 = 0.01. A token mean would give 0.275625."""
     logp = torch.tensor([[-1.0, -1.5], [-3.0, -9.0]], dtype=torch.float64)
     ref = torch.tensor([[-2.0, -2.0], [-1.0, 0.0]], dtype=torch.float64)
     mask = torch.tensor([[True, True], [True, False]])
@@ -246,7 +246,7 @@ def test_a2po_gradient_is_reinforce_with_the_remaining_advantage():
 
 
 def test_a2po_gradient_flows_through_the_policy_alone():
-    """B40: neither the reference nor the advantage (with its V*) gets a gradient."""
+    """Neither the reference nor the advantage (with its V*) gets a gradient."""
     ref, advantages, logp = (
         logps(1, requires_grad=True),
         ADVANTAGES.clone().requires_grad_(),

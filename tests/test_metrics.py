@@ -15,12 +15,11 @@ import rlkit as rl
 from rlkit.metrics import (
     METRICS,
     advantage_metrics,
-    average,
     describe,
     for_json,
     frac_zero_std,
-    kl_metrics,
-    rollout_metrics,
+    kl_row_metrics,
+    length_metrics,
     score_metrics,
 )
 
@@ -35,34 +34,6 @@ def assert_metrics(got, want):
         )
 
 
-# --- averages ---
-
-
-@pytest.mark.parametrize(
-    ("values", "want"),
-    [
-        ([0.5, NAN, 0.8], 0.65),
-        ([NAN, NAN], None),
-        ([], None),
-        ([None, 1.0, NAN], 1.0),
-        ([0.0, 0.0], 0.0),
-        ([INF, 1], INF),
-    ],
-)
-def test_averages_skip_nan_and_the_average_of_nothing_is_none(values, want):
-    """B02: [0.5, nan, 0.8] gives 0.65; None only if every value is NaN."""
-    got = average(values)
-    assert got is None if want is None else got == pytest.approx(want)
-
-
-@given(st.lists(st.floats(-10, 10) | st.just(NAN) | st.none(), max_size=8))
-def test_average_matches_python(values):
-    """B02: and it is never NaN."""
-    known = [v for v in values if v is not None and not math.isnan(v)]
-    got = average(iter(values))
-    assert got is None if not known else got == pytest.approx(math.fsum(known) / len(known), abs=1e-12)
-
-
 def test_what_is_not_finite_becomes_none_in_json():
     got = for_json({"a": 1.5, "b": NAN, "c": INF, "d": -INF, "e": 0.0})
     assert got == {"a": 1.5, "b": None, "c": None, "d": None, "e": 0.0}
@@ -72,9 +43,17 @@ def test_what_is_not_finite_becomes_none_in_json():
 # --- rollouts ---
 
 
+def metrics_of_lengths(rollout):
+    return length_metrics(rollout.lengths, rollout.truncated)
+
+
+def metrics_of_kl(rollout, ref):
+    return kl_row_metrics(rl.compute_kl(rollout, ref), rollout.lengths)
+
+
 def test_lengths_and_truncation_by_hand():
     """Lengths 3, 1, 2, 6; the last was cut off, so the terminated ones are 3, 1, 2."""
-    got = rollout_metrics(make_rollout((3, 1, 2, 6), truncated=[False, False, False, True]))
+    got = metrics_of_lengths(make_rollout((3, 1, 2, 6), truncated=[False, False, False, True]))
     assert_metrics(
         got,
         {
@@ -90,20 +69,18 @@ def test_lengths_and_truncation_by_hand():
 
 
 def test_terminated_lengths_are_zero_where_nothing_ended():
-    """B13: no NaN, no crash."""
-    got = rollout_metrics(make_rollout((4, 4), truncated=[True, True]))
+    """No NaN, no crash."""
+    got = metrics_of_lengths(make_rollout((4, 4), truncated=[True, True]))
     assert got["completions/clipped_ratio"] == 1
     assert [got[f"completions/{which}_terminated_length"] for which in ("mean", "min", "max")] == [0, 0, 0]
 
 
 def test_an_end_token_at_the_limit_is_not_truncation():
-    """Row 'completion [5,106,9,9], EOS ids {1,106}' (B15): cut after 106, not truncated, two tokens count."""
+    """Completion [5,106,9,9], EOS ids {1,106}: cut after 106, not truncated, two tokens count."""
     from rlkit.engine import Completion
-    from rlkit.engines.assembly import assemble, cut_at_end
+    from rlkit.engines.rollout_assembly import assemble
 
     policy = tiny_policy()
-    tokens, ended = cut_at_end([5, 106, 9, 9], eos_ids=[1, 106])
-    assert (tokens, ended) == ([5, 106], True)
     both = [[Completion([5, 6], [-1.0, -1.0], "eos"), Completion([5, 6, 9, 9], [-1.0] * 4, "length")]]
     params = rl.SamplingParams(max_completion_length=4)
     rollout = assemble(policy, rl.make_batch(policy, ["1="]), both, params, "test")
@@ -130,7 +107,7 @@ def test_reward_metrics_by_hand():
 
 
 def test_each_function_is_averaged_where_it_did_not_abstain():
-    """B02: sparse rewards of two functions, one of which never answers."""
+    """Sparse rewards of two functions, one of which never answers."""
     scores = rl.Scores(
         parts=torch.tensor([[1.0, NAN, NAN], [3.0, 2.0, NAN]]),
         names=("a", "b", "never"),
@@ -164,7 +141,7 @@ ZERO_STD = [
 
 @pytest.mark.parametrize(("rewards", "groups", "want"), ZERO_STD)
 def test_share_of_groups_without_signal(rewards, groups, want):
-    """B44: by group id, over the scorable rows."""
+    """By group id, over the scorable rows."""
     scores = make_scores(rewards, groups)
     assert frac_zero_std(scores.reward, scores.group_id) == want
 
@@ -185,7 +162,7 @@ def test_a_group_without_signal_is_one_whose_advantages_are_all_zero(dtype, rows
 
 
 def test_the_share_of_groups_without_signal_is_what_chance_says():
-    """Row p=0.1819, G=2 (B44): 0.702. 40,000 groups: standard error 0.0023, bound 4 of them (false alarm 6e-5)."""
+    """p=0.1819, G=2: 0.702. 40,000 groups: standard error 0.0023, bound 4 of them (false alarm 6e-5)."""
     draw = torch.Generator().manual_seed(0)
     rewards = (torch.rand(80_000, generator=draw) < 0.1819).float()
     groups = torch.arange(40_000).repeat_interleave(2)
@@ -200,17 +177,17 @@ def test_the_share_of_groups_without_signal_is_what_chance_says():
 
 
 def test_kl_is_a_mean_over_tokens_and_may_be_negative():
-    """B08, B13: (1 + 2 - 9) / 3 per token, (3 - 9) / 2 per sequence; the masked slot holds NaN."""
+    """(1 + 2 - 9) / 3 per token, (3 - 9) / 2 per sequence; the masked slot holds NaN."""
     sampler = torch.tensor([[-1.0, -1.0], [-10.0, NAN]])
     ref = torch.tensor([[-2.0, -3.0], [-1.0, NAN]])
-    got = kl_metrics(make_rollout((2, 1), sampler_logp=sampler), ref)
+    got = metrics_of_kl(make_rollout((2, 1), sampler_logp=sampler), ref)
     assert_metrics(got, {"kl": -2, "kl_sequence": -3})
 
 
 def test_kl_of_a_rollout_agrees_with_compute_kl():
     rollout = make_rollout((3, 1, 2, 4), sampler_logp=torch.randn(4, 4, generator=torch.Generator().manual_seed(0)))
     ref = torch.zeros(4, 4)
-    got, sequence = kl_metrics(rollout, ref), rl.compute_kl(rollout, ref)
+    got, sequence = metrics_of_kl(rollout, ref), rl.compute_kl(rollout, ref)
     assert got["kl_sequence"] == pytest.approx(sequence.mean().item(), rel=CLOSE)
     assert got["kl"] == pytest.approx(sequence.sum().item() / 10, rel=CLOSE)
 
@@ -312,7 +289,7 @@ def test_every_metric_of_a_full_step_is_declared(tmp_path, algorithm):
 
 
 def test_reward_calls_include_stage_one(tmp_path):
-    """B45: RLOO 4 prompts x 4; A*-PO 4 prompts x 8 offline and 4 on-policy."""
+    """RLOO 4 prompts x 4; A*-PO 4 prompts x 8 offline and 4 on-policy."""
     assert full_step(tmp_path / "rloo", "rloo")["reward_calls"] == 16
     assert full_step(tmp_path / "astarpo", "astarpo")["reward_calls"] == 36
 

@@ -209,7 +209,7 @@ def assert_close_but_not_equal(left, right):
 
 
 def test_end_ids_are_the_union():
-    """known_faults B15: tokenizer, generation config (one id or several), model config, and the user's own."""
+    """Tokenizer, generation config (one id or several), model config, and the user's own."""
     model = llama()
     model.config.eos_token_id = 5
     model.generation_config.eos_token_id = [9, 7]
@@ -242,7 +242,6 @@ def test_ids_beyond_the_vocabulary_end_nothing():
 
 
 def test_padding_is_added_to_our_copy_only(tmp_path):
-    """known_faults B96."""
     tokenizer = character_tokenizer(pad_token=None)
     state = tokenizer_state(tokenizer)
     policy = load_policy(llama(), tokenizer=tokenizer)
@@ -370,7 +369,7 @@ def test_a_reference_made_after_sampling_has_its_own_engine(policy):
 
 
 def test_dropout_is_off_in_every_pass():
-    """known_faults B23: two passes agree, and the first ratio is exactly 1."""
+    """Two passes agree, and the first ratio is exactly 1."""
     policy = tiny_policy(gpt2_with_dropout(dropout=0.5))
     policy.model.train()
     rollout = make_rollout()

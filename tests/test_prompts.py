@@ -6,7 +6,16 @@ from collections import Counter
 
 import pytest
 import torch
-from builders import BOS, CHAT_TEMPLATE, CONTEXT, EOS, VOCABULARY, assert_identical, character_tokenizer, tiny_policy
+from builders import (
+    BOS,
+    CHAT_TEMPLATE,
+    CONTEXT,
+    EOS,
+    assert_identical,
+    character_tokenizer,
+    ids_of,
+    tiny_policy,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -14,10 +23,6 @@ import rlkit as rl
 from rlkit.prompts import content_id, tokenize_prompt
 
 ROWS = [{"prompt": f"{row}+1=", "answer": row + 1} for row in range(10)]
-
-
-def ids_of(text):
-    return [VOCABULARY[character] for character in text]
 
 
 def texts(batch):
@@ -37,7 +42,7 @@ def user(text):
 
 @pytest.mark.parametrize("batch_size", [1, 3, 4, 10])
 def test_every_prompt_is_served_exactly_once_per_epoch(frozen_policy, batch_size):
-    """B30: also with a last batch that is smaller; the epoch counts prompts, not completions."""
+    """Also with a last batch that is smaller; the epoch counts prompts, not completions."""
     loader = rl.PromptLoader(ROWS, frozen_policy, batch_size=batch_size)
     for epoch in range(3):
         assert loader.epoch == epoch
@@ -55,7 +60,7 @@ def test_epochs_are_shuffled_each_in_its_own_way(frozen_policy):
 
 
 def test_the_order_is_a_function_of_the_seed_alone(frozen_policy):
-    """B27: neither the global random state nor the batch size enters; another seed gives another order."""
+    """Neither the global random state nor the batch size enters; another seed gives another order."""
 
     def order(seed, batch_size):
         torch.manual_seed(batch_size)
@@ -102,7 +107,7 @@ def test_iterating_never_ends(frozen_policy):
     "options", [{}, {"shuffle": False}, {"drop_last": True}], ids=["shuffled", "in order", "drop_last"]
 )
 def test_a_loader_goes_on_from_a_saved_position_with_the_same_batches(frozen_policy, done, options):
-    """B30: also in the middle of an epoch, through JSON, with rows, ids, tokens and group ids the same."""
+    """Also in the middle of an epoch, through JSON, with rows, ids, tokens and group ids the same."""
 
     def fresh():
         return rl.PromptLoader(ROWS, frozen_policy, batch_size=4, seed=3, **options)
@@ -134,7 +139,7 @@ def test_a_state_is_a_snapshot(frozen_policy):
             {"seed": 1},
             r"PromptLoader\.load_state_dict: the saved position was made with seed=1, this loader has seed=0",
         ),
-        ({"rows": 9}, r"made with rows=9, this loader has rows=10; the same position would be other prompts"),
+        ({"rows": 9}, r"made with rows=9, this loader has rows=10, so the saved position would select other"),
     ],
 )
 def test_a_position_of_other_prompts_is_refused(frozen_policy, changes, message):
@@ -144,7 +149,7 @@ def test_a_position_of_other_prompts_is_refused(frozen_policy, changes, message)
 
 
 def test_a_position_in_shuffled_prompts_means_nothing_without_the_shuffle(frozen_policy):
-    """B30: the same seed and size, yet other prompts: refused, not served twice or never."""
+    """The same seed and size, yet other prompts: refused, not served twice or never."""
     shuffled = rl.PromptLoader(ROWS, frozen_policy, batch_size=4)
     take(shuffled, 1)
     with pytest.raises(ValueError, match="shuffle"):
@@ -155,14 +160,14 @@ def test_a_position_in_shuffled_prompts_means_nothing_without_the_shuffle(frozen
 
 
 def test_group_ids_are_unique_over_epochs(frozen_policy):
-    """B46: the same prompt in two epochs is two groups."""
+    """The same prompt in two epochs is two groups."""
     loader = rl.PromptLoader(ROWS, frozen_policy, batch_size=4)
     groups = torch.cat([batch.group_id for batch in take(loader, 9)]).tolist()
     assert groups == list(range(len(groups)))
 
 
 def test_row_ids_stay_with_their_rows_through_filter_and_shuffle(frozen_policy):
-    """B35, B46: a datasets.Dataset, shuffled and filtered, and a plain list give the same ids."""
+    """A datasets.Dataset, shuffled and filtered, and a plain list give the same ids."""
     from datasets import Dataset
 
     dataset = Dataset.from_list(ROWS)
@@ -180,7 +185,7 @@ def test_row_ids_stay_with_their_rows_through_filter_and_shuffle(frozen_policy):
 
 
 def test_the_same_prompt_with_another_answer_is_another_row():
-    """B35; a column that is None is one that the row does not have, as tables have it."""
+    """A column that is None is one that the row does not have, as tables have it."""
     assert content_id({"prompt": "a", "answer": 1}) != content_id({"prompt": "a", "answer": 2})
     assert content_id({"prompt": "a", "answer": "1"}) != content_id({"prompt": "a", "answer": 1})
     assert content_id({"prompt": "a", "answer": [None]}) != content_id({"prompt": "a", "answer": []})
@@ -227,7 +232,7 @@ PLAIN, TEMPLATED = "1+1=", "<bos>1+1="
 @pytest.mark.parametrize("adds_eos", [False, True])
 @pytest.mark.parametrize("prompt", [PLAIN, TEMPLATED, user("1+1=")], ids=["plain", "templated text", "conversation"])
 def test_there_is_exactly_one_bos_if_the_tokenizer_uses_one_and_the_prompt_stays_open(adds_bos, adds_eos, prompt):
-    """B53: Llama-like tokenizers (add it) and templates that contain it. No end token at the end of a prompt."""
+    """Llama-like tokenizers (add it) and templates that contain it. No end token at the end of a prompt."""
     tokenizer = character_tokenizer(adds_bos=adds_bos, adds_eos=adds_eos, chat_template=CHAT_TEMPLATE)
     ids = tokenize_prompt(tokenizer, prompt)
     uses_bos = adds_bos or prompt != PLAIN
@@ -246,14 +251,14 @@ TWICE = "{{ bos_token }}{{ bos_token }}{% for m in messages %}{{ m['content'] }}
     ids=["text with two", "text with one", "template with two"],
 )
 def test_several_beginnings_in_front_become_one(prompt, template):
-    """B53: however they came there."""
+    """However they came there."""
     tokenizer = character_tokenizer(adds_bos=True, chat_template=template)
     assert tokenize_prompt(tokenizer, prompt) == [BOS, *ids_of("1+1=")]
 
 
 @pytest.mark.parametrize("prompt", ["1+<bos>1=", " <bos>1+1=", user("<bos>1+1="), user("1+1=<bos>")])
 def test_a_beginning_that_is_spelled_out_further_on_is_refused_by_name(prompt):
-    """B53: `<s>` in a web page would be a second beginning."""
+    """`<s>` in a web page would be a second beginning."""
     policy = tiny_policy(tokenizer=character_tokenizer(adds_bos=True, chat_template=CHAT_TEMPLATE))
     rows = [{"prompt": "1="}, {"prompt": prompt}]
     with pytest.raises(ValueError, match="row 1: the text spells out the beginning-of-sequence token '<bos>' at char"):
@@ -269,7 +274,7 @@ def test_an_end_token_that_the_prompt_itself_has_stays():
 
 
 def test_what_the_loader_serves_is_what_the_rollout_scores(frozen_policy):
-    """B53: tokenised once; engine and trainer see the same ids."""
+    """Tokenised once; engine and trainer see the same ids."""
     policy = tiny_policy(tokenizer=character_tokenizer(adds_bos=True, chat_template=CHAT_TEMPLATE))
     batch = rl.make_batch(policy, ["12=", user("3+4=")])
     rollout = rl.sample(policy, batch, num_generations=2, max_completion_length=3, seed=0)
@@ -279,7 +284,7 @@ def test_what_the_loader_serves_is_what_the_rollout_scores(frozen_policy):
 
 
 def test_a_conversation_that_ends_with_the_assistant_is_continued():
-    """B95: prefill, without a second generation prompt."""
+    """Prefill, without a second generation prompt."""
     tokenizer = character_tokenizer(chat_template=CHAT_TEMPLATE)
     ids = tokenize_prompt(tokenizer, [*user("1+1="), {"role": "assistant", "content": "2"}])
     assert ids == [BOS, *ids_of("u:1+1= a:2")]
@@ -293,7 +298,7 @@ def test_options_reach_the_chat_template():
 
 
 def test_the_users_tokenizer_is_not_changed():
-    """B96: a tokenizer without a padding token; ours is a copy."""
+    """A tokenizer without a padding token; ours is a copy."""
     tokenizer = character_tokenizer(pad_token=None)
     policy = tiny_policy(tokenizer=tokenizer)
     rl.PromptLoader(ROWS, policy, batch_size=2).next_batch()
@@ -307,7 +312,7 @@ LONG = [{"prompt": "1" * length} for length in (3, 9, 4, 12)]
 
 
 def test_prompts_that_are_too_long_are_named(frozen_policy):
-    """B55: rows and lengths, and what to do."""
+    """Rows and lengths, and what to do."""
     message = (
         r"PromptLoader: 2 prompt\(s\) are longer than 8 tokens: row 1 \(9 tokens\), row 3 \(12 tokens\)\. "
         r"Raise .*on_long='skip'"
@@ -317,7 +322,7 @@ def test_prompts_that_are_too_long_are_named(frozen_policy):
 
 
 def test_prompts_that_are_too_long_can_be_skipped(frozen_policy, caplog):
-    """B55: the others keep their ids, and it is said how many went."""
+    """The others keep their ids, and it is said how many went."""
     with caplog.at_level(logging.WARNING, logger="rlkit"):
         loader = rl.PromptLoader(LONG, frozen_policy, batch_size=4, max_prompt_length=8, on_long="skip", shuffle=False)
     assert "left out 2 prompt(s) longer than 8 tokens: row 1 (9 tokens), row 3 (12 tokens)" in caplog.text
@@ -415,7 +420,7 @@ def test_make_batch_names_what_is_wrong(frozen_policy):
 
 
 def test_a_prompt_without_room_for_a_completion_is_named(frozen_policy):
-    """B55: prompt + completion above the model's context."""
+    """Prompt + completion above the model's context."""
     message = (
         rf"sample: prompt\(s\) \[1\] of the batch do not fit: up to 60 prompt tokens \+ "
         rf"max_completion_length=5 exceed .* {CONTEXT} tokens\. Use max_completion_length <= 4"

@@ -34,7 +34,7 @@ def train(policy, rollout, steps=2):
 
 @pytest.mark.parametrize("pretrained", [False, True])
 def test_kl_is_0_at_step_0_and_the_reference_stays_while_the_policy_moves(pretrained):
-    """B22: adapter off for a fresh adapter, a frozen copy for a pretrained one; no second model either way."""
+    """Adapter off for a fresh adapter, a frozen copy for a pretrained one; no second model either way."""
     policy, rollout = lora_policy(pretrained=pretrained), make_rollout()
     trained = [name for name, p in policy.model.named_parameters() if p.requires_grad]
     start = rl.compute_logps(policy, rollout)
@@ -54,7 +54,7 @@ def test_kl_is_0_at_step_0_and_the_reference_stays_while_the_policy_moves(pretra
 
 @pytest.mark.parametrize("pretrained", [False, True])
 def test_the_reference_samples_its_own_completions(pretrained):
-    """V* is the value of the reference, not of the policy that shares its weights (B22)."""
+    """V* is the value of the reference, not of the policy that shares its weights."""
     policy = lora_policy(pretrained=pretrained)
     reference = policy.reference()
     drawn = rl.sample(reference, ["1+1="], num_generations=8, max_completion_length=6, seed=1)

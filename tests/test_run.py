@@ -14,7 +14,7 @@ import rlkit as rl
 from rlkit.run.folder import append_line
 from rlkit.run.line_files import read_lines
 from rlkit.run.lock import unlock
-from rlkit.run.measurements import format_line
+from rlkit.run.step_log import format_line
 
 
 class Batches:
@@ -84,7 +84,7 @@ def test_steps_count_on_over_several_loops(run):
 
 
 def test_a_stream_that_ends_ends_the_loop(run):
-    """B41: finite batches; what was done stays."""
+    """Finite batches; what was done stays."""
     assert [step for step, _ in steps(run, 5, iter("ab"))] == [0, 1]
     assert run.stopped == "exhausted" and run.step == 2
 
@@ -95,7 +95,7 @@ def test_a_stream_of_exactly_max_steps_is_done(run):
 
 
 def test_state_is_on_disk_after_every_step(run):
-    """B30: the position counts prompts that were consumed."""
+    """The position counts prompts that were consumed."""
     for step, _ in steps(run, 3):
         if step:
             assert state_of(run)["step"] == step and state_of(run)["stopped"] is None
@@ -113,7 +113,7 @@ def test_leaving_a_finished_step_by_break_counts_it(run):
 
 
 def test_an_error_in_a_step_leaves_a_state_of_the_finished_steps(run):
-    """B30: step 1 is not done, so its prompts are not consumed: one batch of finished steps, not two."""
+    """Step 1 is not done, so its prompts are not consumed: one batch of finished steps, not two."""
     with pytest.raises(ZeroDivisionError):
         for step, _ in steps(run, 5):
             if step == 1:
@@ -125,7 +125,7 @@ def test_an_error_in_a_step_leaves_a_state_of_the_finished_steps(run):
 
 
 def test_a_step_that_failed_is_repeated_with_its_own_prompts(run, frozen_policy):
-    """B30: a bug in a reward function, mended, and the cell run again: no prompt is skipped."""
+    """A bug in a reward function, mended, and the cell run again: no prompt is skipped."""
     rows = [{"prompt": str(i)} for i in range(6)]
     loader = rl.PromptLoader(rows, frozen_policy, batch_size=2, shuffle=False)
     served = []
@@ -299,7 +299,7 @@ def test_a_reward_that_never_changes_is_reported_once(run, caplog):
 
 
 def test_counts_grow_over_the_steps(run):
-    """B45: tokens and reward calls, stage 1 included."""
+    """Tokens and reward calls, stage 1 included."""
     run.count_reward_calls(100)
     rollout, scores = make_rollout((3, 1), prompt_lengths=[2, 3]), make_scores([1, 0])
     lines = [run.log(step, rollout, scores) for step in range(3)]
@@ -308,7 +308,7 @@ def test_counts_grow_over_the_steps(run):
 
 
 def test_numbers_that_are_not_finite_are_null_on_disk(run):
-    """B02: valid JSON, a gap instead of NaN."""
+    """Valid JSON, a gap instead of NaN."""
     run.log(0, a=float("nan"), b=float("inf"), c=torch.full((3,), float("nan")), d=1)
     assert (run.path / "metrics.jsonl").read_text() == '{"step": 0, "a": null, "b": null, "c": null, "d": 1.0}\n'
 
@@ -486,7 +486,7 @@ def test_the_same_seed_writes_the_same_metrics_bit_for_bit(tmp_path):
 
 
 def test_the_table_of_v_star_belongs_to_the_run(tmp_path, policy):
-    """Saved once, read instead of sampled again, and another one is refused on resume (B30)."""
+    """Saved once, read instead of sampled again, and another one is refused on resume."""
     table = rl.ValueTable(torch.tensor([1, 2]), torch.tensor([[1.0, 0.0], [0.0, 0.0]]), ("a", "b"))
     optimizer = torch.optim.SGD(policy.trainable_parameters(), lr=0.1)
     first = rl.Run(tmp_path / "run")

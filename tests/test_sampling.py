@@ -35,7 +35,7 @@ class EchoEngine(PolicyModelEngine):
 
 
 def test_completions_stay_with_their_prompts(policy):
-    """known_faults B46: rows, ids, texts, columns, lengths and log-probabilities of one prompt stay together."""
+    """Rows, ids, texts, columns, lengths and log-probabilities of one prompt stay together."""
     rows = [{"prompt": f"{n}*2=", "n": n} for n in range(7)]
     batch = make_batch(policy, rows, first_group_id=30)
     engine = EchoEngine(policy)
@@ -113,8 +113,8 @@ def test_every_setting_is_remembered(policy):
 @pytest.mark.parametrize(
     ("setting", "value", "message"),
     [
-        ("num_generations", 0, "num_generations must be at least 1, got 0"),
-        ("num_generations", -2, "num_generations must be at least 1"),
+        ("num_generations", 0, "num_generations must be a whole number of at least 1, got 0"),
+        ("num_generations", -2, "num_generations must be a whole number of at least 1"),
         ("max_completion_length", 0, "max_completion_length must be at least 1"),
         ("temperature", 0.0, "greedy=True"),
         ("temperature", -1.0, "temperature must be a finite number > 0"),
@@ -172,7 +172,7 @@ def test_one_string_is_not_a_list_of_prompts(policy):
 
 
 def test_prompts_that_do_not_fit_name_themselves(policy):
-    """known_faults B55; the context is 64 tokens."""
+    """The context is 64 tokens."""
     engine = policy.engine = EchoEngine(policy)
     prompts = ["1" * 5, "2" * 60, "3" * 59, "4" * 62]
     with pytest.raises(ValueError, match=r"prompt\(s\) \[1, 3\].* up to 62 prompt tokens .* 64 tokens.*<= 2"):
@@ -209,7 +209,7 @@ GOOD = Completion([5, EOS], [-1.0, -2.0], "eos")
 @pytest.mark.parametrize(
     ("groups", "error", "message"),
     [
-        ([[GOOD, GOOD]], RuntimeError, r"groups of \[2\] completions, expected 2 groups of 2"),
+        ([[GOOD, GOOD]], RuntimeError, r"groups of \[2\], expected 2 groups of 2"),
         ([[GOOD, GOOD], [GOOD]], RuntimeError, r"groups of \[2, 1\]"),
         ([[GOOD, GOOD], [GOOD, Completion([], [], "length")]], RuntimeError, "0 tokens .* prompt 1"),
         ([[GOOD, Completion([5, 6], [-1.0], "length")], [GOOD, GOOD]], RuntimeError, "2 tokens with 1 log.* prompt 0"),

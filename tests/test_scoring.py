@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tolerances import CLOSE, EXACT, FLOAT32
 
 import rlkit as rl
-from rlkit.reward_calls.names import unique_names
+from rlkit.reward_calls.arguments import unique_names
 from rlkit.scoring import weighted_sum
 
 NAN, INF = math.nan, math.inf
@@ -57,7 +57,7 @@ GOOD_RETURNS = {
 
 @pytest.mark.parametrize("value", GOOD_RETURNS.values(), ids=GOOD_RETURNS.keys())
 def test_one_number_or_bool_per_completion_in_any_common_container(value):
-    """B03: list, tuple, array or 1-D tensor of numbers, bools or None."""
+    """List, tuple, array or 1-D tensor of numbers, bools or None."""
     want = torch.tensor(
         [float(element) for element in list(value.detach() if isinstance(value, torch.Tensor) else value)]
     )
@@ -69,7 +69,7 @@ def test_one_number_or_bool_per_completion_in_any_common_container(value):
 
 @pytest.mark.parametrize("value", [[1, None, 0, NAN], np.array([1, None, 0, NAN], dtype=object), (1, None, 0, NAN)])
 def test_none_and_nan_abstain(value):
-    """B01: neither is 0."""
+    """Neither is 0."""
     scores = rl.score(ROLLOUT, returning(value))
     torch.testing.assert_close(scores.reward, torch.tensor([1, NAN, 0, NAN]), equal_nan=True, **EXACT)
     assert scores.scorable.tolist() == [True, False, True, False]
@@ -117,7 +117,7 @@ BAD_RETURNS = {
 
 @pytest.mark.parametrize(("value", "kind", "message"), BAD_RETURNS.values(), ids=BAD_RETURNS.keys())
 def test_other_returns_are_refused_with_function_expected_and_got(value, kind, message):
-    """B03: never broadcast; the error names the function and both lengths."""
+    """Never broadcast; the error names the function and both lengths."""
     with pytest.raises(kind, match=rf"score: reward function 'reward' {message}"):
         rl.score(ROLLOUT, returning(value))
 
@@ -201,7 +201,7 @@ BAD_ARGUMENTS = {
 
 @pytest.mark.parametrize(("arguments", "kind", "message"), BAD_ARGUMENTS.values(), ids=BAD_ARGUMENTS.keys())
 def test_bad_arguments_are_named(unchecked, arguments, kind, message):
-    """B32: an empty list of functions is a clear error."""
+    """An empty list of functions is a clear error."""
     options = {"reward_funcs": returning([1, 2, 3, 4])} | arguments
     with pytest.raises(kind, match=message):
         rl.score(ROLLOUT, options.pop("reward_funcs"), **options)
@@ -211,7 +211,7 @@ def test_bad_arguments_are_named(unchecked, arguments, kind, message):
 
 
 def test_functions_get_the_dataset_columns_one_value_per_completion():
-    """B98, B46: row order, list-valued cells whole, None stays None."""
+    """Row order, list-valued cells whole, None stays None."""
     seen = {}
 
     def reward(completions, **kwargs):
@@ -228,7 +228,7 @@ def test_functions_get_the_dataset_columns_one_value_per_completion():
 
 
 def test_functions_get_only_what_they_accept():
-    """B34, B98: a strict signature, keyword-only arguments, a bound method, a partial and a callable object."""
+    """A strict signature, keyword-only arguments, a bound method, a partial and a callable object."""
 
     def strict(completions, answer):
         return [float(c == a) for c, a in zip(completions, answer, strict=True)]
@@ -252,7 +252,7 @@ def test_functions_get_only_what_they_accept():
 
 
 def test_columns_that_clash_with_rlkits_own_arguments_do_not_hide_them():
-    """B98: a dataset with columns `completion`, `completions` and `log_extra`."""
+    """A dataset with columns `completion`, `completions` and `log_extra`."""
     rollout = make_rollout(
         (1, 1), columns={"completion": ("gold", "gold"), "completions": ("bad", "bad"), "log_extra": (1, 2)}
     )
@@ -267,7 +267,7 @@ def test_columns_that_clash_with_rlkits_own_arguments_do_not_hide_them():
 
 
 def test_conversations_reach_functions_as_messages():
-    """B95: TRL's form."""
+    """TRL's form."""
     answers = [[{"role": "assistant", "content": str(row)}] for row in range(2)]
     rollout = make_rollout((1, 1), prompts=[[{"role": "user", "content": "1+1="}]] * 2, completions=answers)
     got = rl.score(rollout, lambda completions, prompts: [float(c[0]["content"]) for c in completions])
@@ -275,7 +275,7 @@ def test_conversations_reach_functions_as_messages():
 
 
 def test_one_function_cannot_spoil_what_the_next_one_gets():
-    """B46: each function has lists of its own, and the rollout stays as it is."""
+    """Each function has lists of its own, and the rollout stays as it is."""
 
     def rude(completions, answer, completion_ids, **kwargs):
         count = len(completions)
@@ -297,7 +297,7 @@ def test_one_function_cannot_spoil_what_the_next_one_gets():
 
 
 def test_a_given_state_is_passed_on():
-    """B34: the step, for rewards that change during a run."""
+    """The step, for rewards that change during a run."""
     state = {"global_step": 7}
     seen = []
 
@@ -310,7 +310,7 @@ def test_a_given_state_is_passed_on():
 
 
 def test_the_default_state_knows_the_step_of_the_policy():
-    """B34: as documented, the number of optimizer steps that the policy had taken."""
+    """As documented, the number of optimizer steps that the policy had taken."""
     seen = []
 
     def reward(completions, trainer_state):
@@ -368,7 +368,7 @@ def test_a_function_that_fails_on_the_only_completion_is_an_error_too():
 
 
 def test_a_missing_column_is_named_with_what_there_is():
-    """B98: an argument that the dataset does not have."""
+    """An argument that the dataset does not have."""
 
     def reward(completions, label):
         return [0.0] * 4
@@ -380,7 +380,7 @@ def test_a_missing_column_is_named_with_what_there_is():
 
 
 def test_a_module_that_is_no_reward_model_gives_a_clear_error():
-    """B32: only an nn.Module as reward."""
+    """Only an nn.Module as reward."""
     with pytest.raises(
         TypeError, match=r"expected a sequence-classification model .*got Linear. Wrap any other module"
     ):
@@ -388,7 +388,7 @@ def test_a_module_that_is_no_reward_model_gives_a_clear_error():
 
 
 def test_rows_without_any_reward_warn_with_prompt_completion_and_columns(caplog):
-    """B01: a warning that says which row it was."""
+    """A warning that says which row it was."""
     with caplog.at_level(logging.WARNING, logger="rlkit"):
         rl.score(ROLLOUT, returning([1, None, 0, None]))
     assert "returned None for 2 of 4 completions; they take no part in baseline and update" in caplog.text
@@ -434,7 +434,7 @@ def test_names_are_unique_whatever_the_functions_are_called(chosen):
 
 
 def test_a_function_of_weight_0_is_a_metric_and_no_judge():
-    """B01: where only it answers, the row has no reward; 0 would pull on the baseline of its group."""
+    """Where only it answers, the row has no reward; 0 would pull on the baseline of its group."""
     scores = rl.score(
         ROLLOUT, [returning([1.0, None, None, 0.0]), returning([5.0, 5.0, None, 5.0])], weights=[1.0, 0.0]
     )

@@ -93,7 +93,7 @@ def off_policy(rollout, policy, *, scale=0.05):
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7, 2.5])
 def test_logps_are_log_softmax_of_tempered_logits(policy, temperature):
-    """B18: T=0.7 from the model's own logits, row by row without padding."""
+    """T=0.7 from the model's own logits, row by row without padding."""
     rollout = make_rollout(LENGTHS, sampling=SamplingParams(temperature=temperature))
     with torch.no_grad():
         want, entropy = plain_logps(policy.model, rollout)
@@ -104,13 +104,13 @@ def test_logps_are_log_softmax_of_tempered_logits(policy, temperature):
 
 
 def test_the_temperature_is_seen_at_all(policy):
-    """B18 again, from the other side: another temperature gives other numbers."""
+    """Another temperature gives other numbers."""
     cold = rl.compute_logps(policy, make_rollout(LENGTHS, sampling=SamplingParams(temperature=0.7)))
     assert float((cold - rl.compute_logps(policy, make_rollout(LENGTHS))).abs().max()) > 0.1
 
 
 def test_a_temperature_of_zero_is_refused():
-    """B18: no division by zero."""
+    """No division by zero."""
     with pytest.raises(
         ValueError, match=r"sample: temperature must be a finite number > 0 .*got 0\.0\. Temperature 0 \(greedy\)"
     ):
@@ -118,7 +118,7 @@ def test_a_temperature_of_zero_is_refused():
 
 
 def test_masked_slots_are_exactly_zero_and_their_tokens_do_not_matter(policy):
-    """B11, B16: masks come from lengths; what stands behind them is not looked at."""
+    """Masks come from lengths; what stands behind them is not looked at."""
     rollout = make_rollout(LENGTHS)
     mask = rollout.completion_mask
     dirty = dataclasses.replace(
@@ -144,7 +144,7 @@ def test_padding_width_and_neighbours_do_not_matter(policy):
 
 
 def test_the_end_token_counts_although_it_is_the_padding_token():
-    """Row 'pad == eos, completion [7,8,eos] padded to 5' (B16, B96): the log-probability of eos is there."""
+    """Pad == eos, completion [7,8,eos] padded to 5: the log-probability of eos is there."""
     policy = tiny_policy(tokenizer=character_tokenizer(pad_token="<eos>"))
     rollout = make_rollout([3], width=5)
     rollout = dataclasses.replace(rollout, completion_ids=torch.tensor([[7, 8, EOS, EOS, EOS]]))
@@ -233,7 +233,7 @@ def kl_from_reference(policy, rollout):
 
 
 def test_dropout_is_off_in_every_pass_and_modes_are_restored():
-    """B23: dropout modules of 0.1 and model.train(): two forwards equal, KL at step 0 exactly 0."""
+    """Dropout modules of 0.1 and model.train(): two forwards equal, KL at step 0 exactly 0."""
     model = gpt2_with_dropout()
     policy, rollout = tiny_policy(model), make_rollout(LENGTHS)
     model.train()
@@ -280,7 +280,7 @@ FUNCTIONAL_DROPOUT = {
 
 @pytest.mark.parametrize("kind", FUNCTIONAL_DROPOUT)
 def test_functional_dropout_is_off_with_gradient_checkpointing(kind):
-    """B23: checkpointed layers stay in training mode, so their own rates are set to 0 and put back."""
+    """Checkpointed layers stay in training mode, so their own rates are set to 0 and put back."""
     model = FUNCTIONAL_DROPOUT[kind]()
     policy, rollout = tiny_policy(model), make_rollout(LENGTHS)
 
@@ -330,7 +330,7 @@ def lora(dropout):
     "make", [lambda: gpt2_with_dropout(dropout=0.3).train(), lambda: lora(0.3)], ids=["gpt2", "lora"]
 )
 def test_dropout_stays_off_where_a_checkpointed_layer_is_recomputed(make):
-    """B23: the second forward pass of gradient checkpointing runs inside backward(); dropout must be off there too."""
+    """The second forward pass of gradient checkpointing runs inside backward(); dropout must be off there too."""
     rollout = make_rollout(LENGTHS)
     _, want = step(tiny_policy(make()), rollout, ADVANTAGES)
     policy = tiny_policy(make())
@@ -345,7 +345,7 @@ def test_dropout_stays_off_where_a_checkpointed_layer_is_recomputed(make):
 
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 def test_the_reference_of_a_trained_adapter_is_that_adapter(dropout):
-    """B22: KL at step 0 is 0 for an adapter that is not zero; B23: lora_dropout too."""
+    """KL at step 0 is 0 for an adapter that is not zero; lora_dropout is off too."""
     model = lora(dropout)
     policy, rollout = tiny_policy(model), make_rollout(LENGTHS)
     model.train()
@@ -405,7 +405,7 @@ LOSSES = {"RLOO": rl.RLOO(), "AStarPO": rl.AStarPO(beta2=0.3), "token mean": tok
 @pytest.mark.parametrize("size", [1, 2, 4, 8, 3])
 @pytest.mark.parametrize("name", LOSSES)
 def test_any_split_into_micro_batches_gives_the_same_update(name, size):
-    """B12, B13: 8 sequences of different lengths as 1x8, 2x4, 4x2, 8x1 (and 3+3+2); one row masked, one no target."""
+    """8 sequences of different lengths as 1x8, 2x4, 4x2, 8x1 (and 3+3+2); one row masked, one no target."""
     rollout = make_rollout(LENGTHS, truncated=[row == 6 for row in range(8)])
     advantages = ADVANTAGES.clone()
     advantages[3] = NAN
@@ -428,7 +428,7 @@ def test_any_split_into_micro_batches_gives_the_same_update(name, size):
 
 @pytest.mark.parametrize("size", [1, 2])
 def test_a_token_mean_is_over_all_tokens_of_the_update(policy, size):
-    """Row 'token counts 2 and 8, losses 1 and 0' (B12): 2/10 = 0.2; a mean of means would be 0.5."""
+    """Token counts 2 and 8, losses 1 and 0: 2/10 = 0.2; a mean of means would be 0.5."""
     rollout = make_rollout([2, 8])
     update, _ = step(
         policy,
@@ -448,7 +448,7 @@ def test_a_sequence_mean_is_over_rows_with_a_loss_token(policy):
 
 
 def test_rows_without_a_target_are_as_if_they_were_not_there():
-    """B01, B13: A*-PO on a batch with a NaN advantage, and on the batch without that row."""
+    """A*-PO on a batch with a NaN advantage, and on the batch without that row."""
     rollout, advantages = make_rollout(LENGTHS), ADVANTAGES.clone()
     advantages[2] = NAN
     kept = [0, 1, 3, 4, 5, 6, 7]
@@ -462,7 +462,7 @@ def test_rows_without_a_target_are_as_if_they_were_not_there():
 
 
 def test_a_masked_completion_keeps_its_place_in_the_baseline():
-    """Row 'reward [1,0,1], third row masked' (B14): advantages .5, -1, .5 of three rows; loss -(.5 - 1)/2 = .25."""
+    """Reward [1,0,1], third row masked: advantages .5, -1, .5 of three rows; loss -(.5 - 1)/2 = .25."""
     rollout = make_rollout([2, 3, 4], group_id=[0, 0, 0], truncated=[False, False, True])
     advantages = rl.compute_loo_advantage(torch.tensor([1.0, 0.0, 1.0]), group_id=rollout.group_id)
     update, got = step(tiny_policy(), rollout, advantages, mask_truncated=True)
@@ -477,7 +477,7 @@ def test_a_masked_completion_keeps_its_place_in_the_baseline():
 
 @pytest.mark.parametrize("garbage", [NAN, math.inf, -math.inf, -1e10])
 def test_masked_slots_of_every_input_may_hold_anything(garbage):
-    """Row 'NaN, inf, -1e10 in masked slots' (B11): update and gradient bit for bit those of the clean batch."""
+    """NaN, inf, -1e10 in masked slots: update and gradient bit for bit those of the clean batch."""
     rollout = make_rollout(LENGTHS, truncated=[row == 5 for row in range(8)])
     counts = rollout.completion_mask & ~rollout.truncated[:, None]
     other = off_policy(rollout, tiny_policy())
@@ -493,15 +493,16 @@ def test_masked_slots_of_every_input_may_hold_anything(garbage):
         assert_identical(dict(dirty.metrics), dict(clean.metrics))
 
 
+class Entropy:
+    needs_entropy_grad = True
+
+    def __call__(self, x):
+        return -x.entropy
+
+
 def test_a_user_loss_may_have_an_entropy_bonus_with_gradient(policy):
     """Gradient of the brute-force entropy; without the flag the entropy is a constant and that is said."""
     rollout = make_rollout(LENGTHS)
-
-    class Entropy:
-        needs_entropy_grad = True
-
-        def __call__(self, x):
-            return -x.entropy
 
     update, got = step(policy, rollout, ADVANTAGES, loss=Entropy())
     _, entropy = plain_logps(policy.model, rollout)
@@ -513,19 +514,13 @@ def test_a_user_loss_may_have_an_entropy_bonus_with_gradient(policy):
 
 
 def test_an_entropy_bonus_works_with_a_masked_vocabulary():
-    """A head whose bias rules a token out (-inf): 0 * -inf must not get into the gradient (B11)."""
+    """A head whose bias rules a token out (-inf): 0 * -inf must not get into the gradient."""
     torch.manual_seed(0)
     config = {**SMALL, "num_hidden_layers": 2}
     policy = tiny_policy(PhiForCausalLM(PhiConfig(**config, partial_rotary_factor=0.5)))
     rollout = make_rollout(LENGTHS)
     with torch.no_grad():
         policy.model.lm_head.bias[0] = -math.inf
-
-    class Entropy:
-        needs_entropy_grad = True
-
-        def __call__(self, x):
-            return -x.entropy
 
     update, gradients = step(policy, rollout, ADVANTAGES, loss=Entropy())
     assert update.skipped is None
@@ -537,7 +532,7 @@ def test_an_entropy_bonus_works_with_a_masked_vocabulary():
 
 @pytest.mark.parametrize("size", [None, 3])
 def test_the_ratio_of_the_first_update_is_exactly_one(policy, size):
-    """Formula 7 of RLOO and B21: bit for bit, and nothing clips."""
+    """Formula 7 of RLOO: bit for bit, and nothing clips."""
     seen = []
 
     def spy(x):
@@ -551,7 +546,7 @@ def test_the_ratio_of_the_first_update_is_exactly_one(policy, size):
 
 
 def test_a_loss_gets_clean_inputs_and_only_the_policy_has_a_gradient(policy):
-    """B11, B21: as `LossInputs` documents it, also if the given tensors have NaN behind the mask, or a gradient."""
+    """As `LossInputs` documents it, also if the given tensors have NaN behind the mask, or a gradient."""
     rollout = make_rollout(LENGTHS, truncated=[row == 5 for row in range(8)])
     counts = rollout.completion_mask & ~rollout.truncated[:, None]
     other = off_policy(rollout, policy).masked_fill(~counts, NAN).requires_grad_()
@@ -575,7 +570,7 @@ def test_a_loss_gets_clean_inputs_and_only_the_policy_has_a_gradient(policy):
 
 
 def test_the_second_update_on_a_rollout_clips(policy):
-    """B21: old_logps=first.logp; clip ratios against a brute-force count."""
+    """old_logps=first.logp; clip ratios against a brute-force count."""
     rollout = make_rollout(LENGTHS)
     before = rl.compute_logps(policy, rollout)
     optimizer = torch.optim.SGD(policy.trainable_parameters(), lr=0.02)
@@ -681,7 +676,7 @@ def test_the_same_step_twice_is_bit_for_bit_the_same():
 
 
 def test_a_step_on_sampled_completions_has_no_sampler_gap(policy):
-    """Sampler and trainer see the same model at the same temperature (B18, B52)."""
+    """Sampler and trainer see the same model at the same temperature."""
     rollout = rl.sample(policy, ["1+2=", "7="], num_generations=4, max_completion_length=6, temperature=0.7, seed=3)
     update, _ = step(policy, rollout, torch.linspace(-1, 1, 8))
     assert update.metrics["sampler_gap/max"] < 1e-5
@@ -703,7 +698,7 @@ def test_the_sampler_gap_of_a_later_update_is_that_of_the_policy_that_sampled(po
 
 
 def test_truncated_sampling_is_not_reported_as_off_policy(policy):
-    """B51: log-probabilities are over the whole vocabulary, so top_p does not show in the ratio or the gap."""
+    """Log-probabilities are over the whole vocabulary, so top_p does not show in the ratio or the gap."""
     with pytest.warns(UserWarning, match="not on-policy"):
         rollout = rl.sample(policy, ["1+2="], num_generations=4, max_completion_length=6, top_p=0.8, seed=3)
     update, _ = step(policy, rollout, torch.tensor([1.0, -1.0, 1.0, -1.0]))
@@ -867,7 +862,7 @@ SKIPS = {
 @pytest.mark.parametrize("case", SKIPS, ids=[case.__name__ for case in SKIPS])
 @pytest.mark.parametrize("size", [None, 3])
 def test_a_step_without_anything_to_learn_changes_nothing_and_says_so(policy, case, size, caplog):
-    """B13: parameters, optimizer, scheduler and version are bit for bit as before; the reason is said and logged.
+    """Parameters, optimizer, scheduler and version are bit for bit as before; the reason is said and logged.
 
     AdamW would move weights by its momentum and weight decay where the gradient is 0.
     """
@@ -897,7 +892,7 @@ def test_the_loss_of_a_skipped_update_is_nan(policy, case):
 
 
 def test_rewards_that_are_all_none_warn_and_skip_the_update(policy, caplog):
-    """B01, B13: from the reward function to the step."""
+    """From the reward function to the step."""
     rollout = make_rollout(LENGTHS)
     before = snapshot(policy.model)
     with caplog.at_level(logging.WARNING, logger="rlkit"):
@@ -1041,7 +1036,7 @@ def test_a_scheduler_of_another_optimizer_is_refused(policy):
 
 
 def test_an_empty_rollout_is_skipped_as_an_empty_share_is(policy, caplog):
-    """B42: after a filter there may be no group left; one process and many do the same."""
+    """After a filter there may be no group left; one process and many do the same."""
     before = snapshot(policy.model)
     update = step(policy, make_rollout([1]).select(slice(0, 0)), torch.ones(0))[0]
     assert "no token counts in the loss" in update.skipped and "no token counts" in caplog.text

@@ -47,7 +47,7 @@ class CountingReward:
 
 
 def test_values_are_v_star_of_each_row():
-    """Rows r=[1,0,0,0] and r=[1,None,0,None] of the table (B39)."""
+    """r=[1,0,0,0] and r=[1,None,0,None], by hand."""
     table = make_table([[1, 0, 0, 0], [1, None, 0, None], [None] * 4], beta1=0.5)
     torch.testing.assert_close(table.values, torch.tensor([0.47723, 0.71689, NAN]), equal_nan=True, **TABLE_DIGITS)
 
@@ -80,7 +80,7 @@ def test_standard_error_needs_two_scored_samples():
 
 
 def test_lookup_is_by_row_and_does_not_depend_on_group_or_order():
-    """B35, B46: V* belongs to the row; groups, order and repetition of a rollout's rows do not matter."""
+    """V* belongs to the row; groups, order and repetition of a rollout's rows do not matter."""
     rows = rows_of(3)
     table = make_table([[1, 1], [0, 0], [1, 0]], rows)
     ids = [content_id(rows[i]) for i in (2, 0, 2, 1)]
@@ -90,7 +90,7 @@ def test_lookup_is_by_row_and_does_not_depend_on_group_or_order():
 
 
 def test_a_row_that_is_not_in_the_table_is_named():
-    """B36: evaluation prompts have no V*; the error says which and what to do."""
+    """Evaluation prompts have no V*; the error says which and what to do."""
     rows = rows_of(2)
     rollout = make_rollout((1, 1), row_id=[content_id(rows[0]), 5], prompts=["0+1=", "new?"])
     with pytest.raises(
@@ -114,7 +114,7 @@ FILTER_TABLE = [
 
 @pytest.mark.parametrize(("rewards", "kept"), FILTER_TABLE)
 def test_a_row_is_kept_if_a_scored_sample_is_above_the_threshold(rewards, kept):
-    """Rows 'rewards [1,-1] / [-1,-1]' (B38): never by 'sum == 0'. A second row is always kept."""
+    """Rewards [1,-1] / [-1,-1]: never by 'sum == 0'. A second row is always kept."""
     rows = rows_of(2)
     table = make_table([rewards, [1, 1]], rows)
     assert table.keep_solvable(rows) == (rows if kept else rows[1:])
@@ -122,7 +122,7 @@ def test_a_row_is_kept_if_a_scored_sample_is_above_the_threshold(rewards, kept):
 
 
 def test_the_threshold_can_be_moved():
-    """B38: reward must be above it."""
+    """Reward must be above it."""
     rows = rows_of(3)
     rewards = [[0.4, 0.5], [0.5, 0.6], [-1, -2]]
     assert make_table(rewards, rows, success_threshold=0.5).keep_solvable(rows) == rows[1:2]
@@ -149,7 +149,7 @@ def test_an_empty_rest_is_an_error_with_advice():
 
 
 def test_the_same_prompt_with_other_answers_is_two_rows():
-    """Row 'same prompt, two rows, other answers, [0,0] and [1,0]' (B35): two V*; only the first row is dropped."""
+    """Same prompt, two rows, other answers, [0,0] and [1,0]: two V*; only the first row is dropped."""
     rows = [{"prompt": "1+1=", "answer": 3}, {"prompt": "1+1=", "answer": 2}]
     table = make_table([[0, 0], [1, 0]], rows)
     torch.testing.assert_close(table.values, torch.tensor([0.0, 0.71689]), **TABLE_DIGITS)
@@ -168,7 +168,7 @@ def test_a_dataset_stays_a_dataset_and_rows_may_repeat():
 
 
 def test_rows_that_were_never_estimated_are_named():
-    """B36: a changed column makes another row."""
+    """A changed column makes another row."""
     rows = rows_of(2)
     with pytest.raises(
         KeyError, match=r"keep_solvable: row\(s\) \[1\] of the dataset \(1 in all\) have no V\*: call estimate_vstar"
@@ -245,7 +245,7 @@ def test_stage_one_does_not_depend_on_its_batches(frozen_policy, batch_size):
 
 @pytest.mark.parametrize("batch_size", [1, 2, 64])
 def test_identical_rows_are_sampled_once_and_differing_ones_apart(frozen_policy, batch_size):
-    """B35, B45: reward calls counted; the same prompt with another answer is judged by its own answer."""
+    """Reward calls counted; the same prompt with another answer is judged by its own answer."""
     rows = [ROWS[0], ROWS[1], ROWS[0], {**ROWS[0], "answer": ""}, ROWS[1]]
     judged = []
 
@@ -284,7 +284,7 @@ def test_stage_one_goes_with_training_on_the_kept_rows(frozen_policy):
 
 
 def test_unscorable_samples_stay_apart_from_wrong_ones(frozen_policy):
-    """B38: None for every sample of one row."""
+    """None for every sample of one row."""
 
     def reward(completions, prompts):
         return [None if prompt == "3+1=" else 1.0 for prompt in prompts]
@@ -301,8 +301,22 @@ def test_weights_and_clipping_are_those_of_score(frozen_policy):
     assert table.rewards.unique().tolist() == [2.0]
 
 
+def test_the_settings_of_rewards_are_keywords_or_one_object(frozen_policy):
+    """As for `score`; a name that neither knows is refused before anything is sampled."""
+    keywords = {"weights": [2.0], "clip_range": (0.0, 1.5), "on_error": "none"}
+    settings = rl.rewards.RewardSettings(**keywords)
+    one, other = estimate(frozen_policy, reward_settings=settings), estimate(frozen_policy, **keywords)
+    assert torch.equal(one.rewards, other.rewards) and one.rewards.max() == 1.5
+    with pytest.raises(TypeError, match=r"estimate_vstar: give \['memory'\] as keywords or in reward_settings="):
+        estimate(frozen_policy, reward_settings=settings, memory=1)
+    with pytest.raises(
+        TypeError, match=r"estimate_vstar: unexpected keyword argument 'timeuot'. Did you mean 'timeout'"
+    ):
+        estimate(frozen_policy, timeuot=1.0)
+
+
 def test_the_room_for_completions_is_what_the_context_leaves(frozen_policy):
-    """B55: 64 tokens of context, the longest prompt has 60."""
+    """64 tokens of context, the longest prompt has 60."""
     rows = [{"prompt": "1" * 60, "answer": "1"}, {"prompt": "1", "answer": "1"}]
     lengths = []
 

@@ -115,13 +115,13 @@ if __name__ == "__main__":
         update = rl.loss_step(policy, optimizer, rollout, advantages, loss=rl.RLOO(epsilon=epsilon))
         run.log(step, rollout, scores, advantages, update, ref_logps=ref_logps)
 
-    # Every record of the last step is still here, and shows itself. A group whose completions all got the same reward has advantage 0
+    # Every record of the last step is still here and has a readable display. A group whose completions all got the same reward has advantage 0
     # everywhere: it teaches nothing (`frac_reward_zero_std` counts them).
 
     # %% cell 14
     rollout
 
-    # ## What came of it
+    # ## The result
 
     # %% cell 16
     run.plot("reward", "frac_reward_zero_std")

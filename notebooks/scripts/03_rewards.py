@@ -191,7 +191,7 @@ if __name__ == "__main__":
     # ## Dynamic sampling
     #
     # Leave out the groups that teach nothing and draw further prompts until there are enough (DAPO, [Yu et al. 2025](https://arxiv.org/abs/2503.14476)).
-    # `rl.accumulate` hands back what it has when the prompts end or its patience does, and says so.
+    # `rl.accumulate` returns what it has when the prompts end or `max_batches` is reached, and says so.
 
     # %% cell 27
     policy, optimizer = world.prepare(policy, lambda params: torch.optim.AdamW(params, lr=learning_rate))
@@ -214,7 +214,7 @@ if __name__ == "__main__":
     run.metrics[["step", "reward", "frac_reward_zero_std", "batches_drawn", "groups_kept"]]
 
     # The reward that is logged is that of the kept groups: near the middle by construction, it says nothing about progress. An evaluation does,
-    # prompt by prompt, on the same luck.
+    # prompt by prompt, with the same random numbers.
 
     # %% cell 31
     after = rl.evaluate(

@@ -25,7 +25,7 @@ sha256 of the code: 174a163484ecf6f99e7b968502c25035b4d796c82e849dc1e3c88f719bef
 # same, and the ratio is 1. An engine with a *copy* of the weights can break this without any error: one layer that did not arrive, a stale cache of
 # keys and values, a temperature applied twice. Rewards would still rise, only slower. rlkit therefore
 #
-# - compares `engine.version` with `policy.version` before each draw and hands the weights over when they differ,
+# - compares `engine.version` with `policy.version` before each draw and transfers the weights when they differ,
 # - lets the engine answer a **probe** after the first transfer and every n-th, and compares its log-probabilities with the trainer's,
 # - logs the **sampler gap**, the distance between the two on the very tokens that are trained on, at every step.
 #
@@ -83,7 +83,7 @@ if __name__ in ("__main__", "__mp_main__"):  # the command line decides, in work
 if __name__ == "__main__":
     rlkit_script.start(__file__, notebook="05_vllm.ipynb", sha256="174a163484ecf6f99e7b968502c25035b4d796c82e849dc1e3c88f719befe733")
 
-    # ## Policy, reference, task: as ever
+    # ## Policy, reference, task, as before
 
     # %% cell 7
     world = rl.setup(seed=seed)
@@ -99,7 +99,7 @@ if __name__ == "__main__":
     # ## The engine
     #
     # This is the only line that differs from 01_rloo. `policy.use(engine)` is for all draws from now on; `rl.sample(engine, batch, ...)` would be for
-    # one. The first draw brings the weights; nothing goes over the disk.
+    # one. The first draw transfers the weights, without writing them to disk.
 
     # %% cell 9
     has_vllm = importlib.util.find_spec("vllm") is not None
@@ -162,7 +162,7 @@ if __name__ == "__main__":
     #     rlkit serve Qwen/Qwen3-0.6B --dtype bfloat16 --port 8000      # in a terminal
     #     policy.use(rl.VLLMServer(policy, url="http://127.0.0.1:8000"))
     #
-    # `rl.serve(policy)` starts one from the notebook on a free port; it ends with its `with` block, and with the kernel, also after `kill -9`. Weights go over
+    # `rl.serve(policy)` starts one from the notebook on a free port; it ends with its `with` block, and with the kernel, also after `kill -9`. Weights are transferred
     # by shared memory on one machine, by a shared folder, or by NCCL between GPUs. The exported script of this notebook takes `--vllm-url` instead
     # ([docs/vllm_server.md](../docs/vllm_server.md)).
 

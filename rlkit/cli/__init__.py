@@ -1,4 +1,4 @@
-"""The `rlkit` command; its subcommands are the modules of rlkit/commands/."""
+"""The `rlkit` command; each module of this folder is a subcommand."""
 
 import argparse
 from collections.abc import Sequence

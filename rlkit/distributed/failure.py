@@ -19,12 +19,7 @@ GRACE_SECONDS = 3.0
 
 
 def start(store: Any, rank: int) -> None:
-    """Report an uncaught exception of this process to the others, and end this process when another one reports.
-
-    Args:
-        store: the store of the process group.
-        rank: of this process.
-    """
+    """Report an uncaught exception of this process to the others, and end this process when another one reports."""
     mine = store.clone() if hasattr(store, "clone") else store
     previous = sys.excepthook
 

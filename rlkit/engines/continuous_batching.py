@@ -2,8 +2,8 @@
 
 transformers schedules the requests over a paged cache: at every step a finished sequence is replaced by a waiting one.
 But it samples from one global random state, its log-probabilities are those of the truncated distribution, and it has
-no stop strings. So rlkit's `Chooser` chooses the tokens, as a logits processor (continuous_sampler.py), and each
-completion is a request. That keeps the default engine's seeds per group and completion, all sampling settings, and the
+no stop strings. So each completion is a request, and a logits processor leaves only the token that rlkit's
+`TokenSampler` chose. That keeps the default engine's seeds per group and completion, all sampling settings, and the
 policy's own log-probabilities.
 
 Source: transformers 5.19, `generation/continuous_batching`. Left out: its CUDA graphs and asynchronous batches, because
@@ -13,7 +13,6 @@ tensor parallel models.
 
 import contextlib
 import math
-import threading
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +21,7 @@ from torch import Tensor
 
 from rlkit.causal_lm import causal_lm_of
 from rlkit.engine import Completion, EngineError, PolicyModelEngine
-from rlkit.engines.continuous_sampler import Choice, choosing_processor
+from rlkit.engines.token_sampler import TokenSampler
 from rlkit.types import SamplingParams
 
 if TYPE_CHECKING:
@@ -135,8 +134,8 @@ class ContinuousBatching(PolicyModelEngine):
         """
         if not prompts:
             return []
-        choice = Choice(self.policy, prompts, group_ids, num_generations, params, seed)
-        config = self._config(choice.prompts, params.max_completion_length)
+        sampler = TokenSampler(self.policy, prompts, group_ids, num_generations, params, seed)
+        config = self._config(sampler)
         lm = causal_lm_of(self.policy.model)
         devices = [self.policy.device] if self.policy.device.type == "cuda" else []
         with (
@@ -146,16 +145,15 @@ class ContinuousBatching(PolicyModelEngine):
             torch.random.fork_rng(devices=devices),  # the manager seeds torch when it starts
             _own_attention(lm),
         ):
-            self._run(lm, config, choice)
-        version = self.policy.version
-        done = [completion._replace(version=version) for completion in choice.completions()]
-        return [done[start : start + num_generations] for start in range(0, len(done), num_generations)]
+            self._run(lm, config, sampler)
+        return sampler.completions()
 
-    def _config(self, prompts: list[list[int]], length: int) -> Any:
+    def _config(self, sampler: TokenSampler) -> Any:
         from transformers.generation.configuration_utils import ContinuousBatchingConfig
 
-        side_by_side = min(len(prompts), self._max_requests)
-        pages = math.ceil((max(map(len, prompts)) + length) / self._page_size)
+        lengths = [len(prompt) for prompt in sampler.prompts]
+        side_by_side = min(len(sampler), self._max_requests)
+        pages = math.ceil((max(lengths) + sampler.params.max_completion_length) / self._page_size)
         if self._num_blocks is not None and self._num_blocks < pages:
             raise ValueError(
                 f"ContinuousBatching: a prompt with its completion takes up to {pages} pages of {self._page_size} "
@@ -164,7 +162,7 @@ class ContinuousBatching(PolicyModelEngine):
         blocks, tokens = self._num_blocks, self._max_batch_tokens
         if self._on_cpu:  # transformers would take nearly all of the machine's memory
             blocks = blocks or pages * side_by_side
-            tokens = tokens or min(PREFILL_TOKENS, max(side_by_side, sum(map(len, prompts))))
+            tokens = tokens or min(PREFILL_TOKENS, max(side_by_side, sampler.num_generations * sum(lengths)))
         return ContinuousBatchingConfig(
             # Under mixed precision flash attention's own cache access does not fit a cache of the weights' dtype.
             max_blocks_per_request=None if self.policy.autocast is None else 0,
@@ -175,40 +173,51 @@ class ContinuousBatching(PolicyModelEngine):
             **self._fixed,
         )
 
-    def _run(self, lm: Any, config: Any, choice: Choice) -> None:
+    def _run(self, lm: Any, config: Any, sampler: TokenSampler) -> None:
         from transformers import GenerationConfig
 
         settings = GenerationConfig(
             do_sample=False,  # the processor leaves one token, and the largest score is its
-            max_new_tokens=choice.params.max_completion_length,
+            max_new_tokens=sampler.params.max_completion_length,
             eos_token_id=list(self.policy.eos_ids),
             pad_token_id=self.policy.pad_id,
         )
         manager = lm.init_continuous_batching(generation_config=settings, continuous_batching_config=config)
         try:
             processors = manager.logit_processor
-            processors.logits_processor.append(choosing_processor(choice))
+            processors.logits_processor.append(_processor_of(sampler))
             processors.tensors_required, processors.do_processing = 1, True
             if self.policy.autocast is not None:
                 manager.warmup()  # without CUDA graphs it only creates the cache
                 _cast_around(manager.batch_processor.cache, lm.dtype)
+            if self.policy.device.type == "cuda":  # the passes run on another stream than the sampler's tensors
+                torch.cuda.synchronize(self.policy.device)
             manager.start()
-            for place, prompt in enumerate(choice.prompts):
-                manager.add_request(prompt, request_id=str(place), eos_token_id=choice.ending_ids)
-            self._wait(manager, choice)
+            for row in range(len(sampler)):
+                manager.add_request(
+                    list(sampler.prompts[row // sampler.num_generations]),
+                    request_id=str(row),
+                    eos_token_id=list(self.policy.eos_ids),
+                )
+            self._wait(manager, sampler)
         finally:
             if manager.is_running():
                 manager.stop(block=True, timeout=JOIN_SECONDS, hard_stop=True)
             manager.destroy()
 
-    def _wait(self, manager: Any, choice: Choice) -> None:
-        left = len(choice.prompts)
+    def _wait(self, manager: Any, sampler: TokenSampler) -> None:
+        left = len(sampler)
         while left:
             result = manager.get_result(timeout=POLL_SECONDS)
             if result is not None and result.is_finished():
                 if result.error is not None:
                     raise EngineError(f"{self.name}: transformers' generation failed: {result.error}")
-                choice.check(int(result.request_id), result.generated_tokens)
+                chosen = sampler.tokens_of(int(result.request_id))
+                if result.generated_tokens[: len(chosen)] != chosen:
+                    raise EngineError(
+                        f"{self.name}: transformers returned other tokens for completion {result.request_id} than "
+                        "rlkit chose. Only transformers 5.19 is tested. Please report it, and leave the engine out."
+                    )
                 left -= 1
             elif result is None and not manager.is_running():
                 raise EngineError(
@@ -239,6 +248,28 @@ def _check_model(policy: "Policy") -> None:
         )
 
 
+def _processor_of(sampler: TokenSampler) -> Any:
+    """A logits processor of transformers' continuous batching that leaves only what the sampler chooses."""
+    from transformers.generation.continuous_batching.cb_logits_processors import ContinuousBatchingLogitsProcessor
+
+    class OnlyChosen(ContinuousBatchingLogitsProcessor):
+        supported_kwargs: dict[str, type] = {}  # noqa: RUF012 - declared so by transformers
+        ignored_kwargs: tuple[str, ...] = ()
+
+        def fill_defaults(self, int32_tensor: Tensor) -> None:
+            int32_tensor.fill_(0)
+
+        def prepare_tensor_args(self, requests_with_new_token: Any) -> Tensor:
+            self.rows = torch.tensor([int(request.state.request_id) for request in requests_with_new_token])
+            return self.rows.int()
+
+        def __call__(self, scores: Any, tensor_arg: Tensor) -> Any:
+            # The first scores belong to these rows, the others to prompts that are not read to their end.
+            return sampler.only_chosen(scores, self.rows.to(scores.device))
+
+    return OnlyChosen()
+
+
 @contextlib.contextmanager
 def _own_attention(lm: Any) -> Iterator[None]:
     """Restore the policy's attention, also if a second Ctrl-C kept the manager from doing so."""
@@ -267,14 +298,13 @@ def _autocast_in_threads(lm: Any, policy: "Policy") -> Iterator[None]:
     if policy.autocast is None:
         yield
         return
-    local = threading.local()
+    context = torch.autocast(policy.device.type, dtype=policy.autocast)
 
     def enter(module: Any, arguments: Any) -> None:
-        local.context = torch.autocast(policy.device.type, dtype=policy.autocast)
-        local.context.__enter__()
+        context.__enter__()
 
     def leave(module: Any, arguments: Any, output: Any) -> None:
-        local.context.__exit__(None, None, None)
+        context.__exit__(None, None, None)
 
     hooks = [lm.register_forward_pre_hook(enter), lm.register_forward_hook(leave, always_call=True)]
     try:

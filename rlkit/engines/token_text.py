@@ -49,7 +49,6 @@ def _piece(tokenizer: Any, token: int) -> str:
 
 
 def _visible(data: bytes) -> str:
-    """Bytes as text; invalid UTF-8 as <0x..>."""
     text = data.decode("utf-8", "surrogateescape")
     return "".join(f"<0x{ord(letter) - 0xDC00:02X}>" if "\udc80" <= letter <= "\udcff" else letter for letter in text)
 
@@ -57,7 +56,7 @@ def _visible(data: bytes) -> str:
 def _bytes_of(raw: str) -> bytes | None:
     """The bytes of a token of a byte-level vocabulary; None for other vocabularies."""
     alphabet = _byte_alphabet()
-    return bytes(alphabet[letter] for letter in raw) if all(letter in alphabet for letter in raw) else None
+    return bytes(alphabet[letter] for letter in raw) if alphabet.keys() >= set(raw) else None
 
 
 @lru_cache(maxsize=1)

@@ -1,20 +1,23 @@
-"""Before and after on the same prompts: each prompt is its own control, so the interval is that of the differences.
+"""`Evaluation`, and the comparison of two on the same prompts by a paired bootstrap of the differences.
 
-A paired bootstrap over prompts: the hard prompts are hard in both evaluations, and what they share cancels.
+The hard prompts are hard in both evaluations, so the interval of the differences is narrower than those of the means.
 """
 
 import logging
 import math
+import statistics
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from rlkit.evaluation.statistics import bootstrap_interval
-from rlkit.record import Record
+from rlkit.evaluation.statistics import bootstrap_interval, pass_at_k
+from rlkit.record import Record, text_of, with_columns
+from rlkit.step_checks import check_pairing
+from rlkit.types import Rollout, Scores
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -22,26 +25,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-@runtime_checkable
-class Evaluated(Protocol):
-    """What `compare` reads of an `Evaluation`."""
-
-    @property
-    def metrics(self) -> Mapping[str, float]:
-        """By name."""
-        ...
-
-    @property
-    def settings(self) -> Mapping[str, Any]:
-        """How it was made."""
-        ...
-
-    def per_prompt(self) -> "pd.DataFrame":
-        """One line per prompt, with its row id, place, text, mean reward and pass@k."""
-        ...
-
-
-MEASURED = ("policy", "policy_version")  # what two evaluations may differ in without a word
+MEASURED = ("policy", "policy_version")  # two evaluations may differ in these without a warning
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -100,8 +84,106 @@ class Comparison(Record):
         )
 
 
-def compare(before: Evaluated, after: Evaluated, *, seed: int = 0) -> Comparison:
-    """Compare two evaluations of the same rows; the rows are known by their content, in whatever order they stand.
+@dataclass(frozen=True, eq=False, repr=False)
+class Evaluation(Record):
+    """Completions and scores of a dataset.
+
+    Attributes:
+        rollout: the completions; `group_id` is the place of the row in the dataset.
+        scores: their rewards.
+        metrics: reward with its 95 % interval (reward_low, reward_high), reward_std, those of each reward function,
+            pass@k, and the lengths.
+        settings: what the numbers depend on: policy, its version, seed, greedy, num_generations, success_threshold, k,
+            and the sampling settings that were given.
+    """
+
+    rollout: Rollout
+    scores: Scores
+    metrics: Mapping[str, float]
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_pairing("Evaluation", self.rollout, self.scores)
+
+    @classmethod
+    def _from_plain(cls, values: dict[str, Any]) -> dict[str, Any]:
+        rollout = Rollout(**Rollout._from_plain(values["rollout"]))
+        return values | {"rollout": rollout, "scores": Scores(**values["scores"])}
+
+    @property
+    def reward(self) -> float:
+        """Mean reward over the completions that have one; accuracy for a 0/1 reward."""
+        return self.metrics["reward"]
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """95 % bootstrap interval of the mean reward, over prompts."""
+        return self.metrics["reward_low"], self.metrics["reward_high"]
+
+    def _headline(self) -> str:
+        m = self.metrics
+        between = f" [{m['reward_low']:.4f}, {m['reward_high']:.4f}]" if "reward_low" in m else ""
+        passes = "".join(f", {name} {value:.4f}" for name, value in m.items() if name.startswith("pass@"))
+        return f"Evaluation: reward {self.reward:.4f}{between}{passes} over {len(self.rollout)} completions"
+
+    def to_pandas(self) -> "pd.DataFrame":
+        """One row per completion: texts, columns and rewards."""
+        import pandas as pd
+
+        scores = self.scores.to_pandas().drop(columns="group_id")
+        rollout = self.rollout.to_pandas()
+        return pd.DataFrame(
+            with_columns({str(n): v for n, v in scores.items()}, {str(n): v for n, v in rollout.items()})
+        )
+
+    def per_prompt(self) -> "pd.DataFrame":
+        """One row per prompt, in the dataset's order: the row's id, completions, mean reward, successes, pass@k, mean
+        length, share that was cut off, and the dataset's columns. Its index is the place of the row in the dataset.
+        """
+        import pandas as pd
+
+        threshold, ks = self.settings.get("success_threshold", 0.5), self.settings.get("k", ())
+        lengths, cut = self.rollout.lengths.tolist(), self.rollout.truncated.tolist()
+        rewards = self.scores.reward.tolist()
+        table = []
+        for place, rows in self._rows_of_prompts().items():
+            known = [rewards[row] for row in rows if not math.isnan(rewards[row])]
+            passed = sum(reward > threshold for reward in known)
+            own: dict[str, Any] = {
+                "place": place,
+                "row_id": int(self.rollout.row_id[rows[0]]),
+                "prompt": text_of(self.rollout.prompts[rows[0]]),
+                "completions": len(rows),
+                "scored": len(known),
+                "reward": statistics.fmean(known) if known else math.nan,
+                "passed": passed,
+                **{f"pass@{k}": pass_at_k(len(known), passed, k) for k in ks},
+                "mean_length": statistics.fmean(lengths[row] for row in rows),
+                "truncated": statistics.fmean(cut[row] for row in rows),
+            }
+            columns = {name: cells[rows[0]] for name, cells in self.rollout.columns.items()}
+            table.append(own | {(f"column:{name}" if name in own else name): cell for name, cell in columns.items()})
+        return pd.DataFrame(table).set_index("place")
+
+    def _rows_of_prompts(self) -> dict[int, list[int]]:
+        rows: dict[int, list[int]] = {}
+        for row, group in enumerate(self.rollout.group_id.tolist()):
+            rows.setdefault(group, []).append(row)
+        return rows
+
+    def compare(self, before: "Evaluation", *, seed: int = 0) -> Comparison:
+        """What changed since an evaluation of the same rows: differences per prompt, with paired intervals.
+
+        Example: `after.compare(before)`
+
+        Raises:
+            ValueError: the two are of different rows.
+        """
+        return compare(before, self, seed=seed)
+
+
+def compare(before: Evaluation, after: Evaluation, *, seed: int = 0) -> Comparison:
+    """Compare two evaluations of the same rows, which are matched by content, in any order.
 
     Args:
         before, after: from `evaluate`.
@@ -131,8 +213,8 @@ def compare(before: Evaluated, after: Evaluated, *, seed: int = 0) -> Comparison
         both = ~(old.isnan() | new.isnan())
         change = (new - old)[both]
         low, high = bootstrap_interval(change, torch.ones_like(change), seed=seed)
-        for field, values in {"before": old[both], "after": new[both], "difference": change}.items():
-            metrics[f"{name}/{field}"] = float(values.mean()) if len(values) else math.nan
+        for when, values in {"before": old[both], "after": new[both], "difference": change}.items():
+            metrics[f"{name}/{when}"] = float(values.mean()) if len(values) else math.nan
         metrics |= {f"{name}/low": low, f"{name}/high": high}
     old, new = pairs["reward"]
     metrics |= {"better": float((new > old).sum()), "worse": float((new < old).sum())}
@@ -146,8 +228,8 @@ def compare(before: Evaluated, after: Evaluated, *, seed: int = 0) -> Comparison
     )
 
 
-def _keyed(evaluation: Evaluated) -> dict[tuple[int, int], dict[str, Any]]:
-    """Each prompt's line by the row's id and, for rows that stand twice, its number among them."""
+def _keyed(evaluation: Evaluation) -> dict[tuple[int, int], dict[str, Any]]:
+    """Each prompt's line by the row's id and, for identical rows, its number among them."""
     seen: dict[int, int] = {}
     found: dict[tuple[int, int], dict[str, Any]] = {}
     for line in evaluation.per_prompt().reset_index().to_dict("records"):

@@ -5,136 +5,34 @@ the same noise every time: two policies are compared on equal luck, prompt by pr
 """
 
 import functools
+import inspect
 import logging
 import math
-import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from rlkit.distributed import collectives
 from rlkit.engine import Engine
-from rlkit.engines.assembly import join
+from rlkit.engines.rollout_assembly import join
 from rlkit.engines.transformers_engine import TransformersEngine
-from rlkit.evaluation.compare import Comparison, compare
+from rlkit.evaluation.compare import Evaluation
 from rlkit.evaluation.statistics import bootstrap_interval, pass_at_k
 from rlkit.metrics import length_metrics, score_metrics
 from rlkit.prompts import as_rows, make_batch
-from rlkit.record import Record, text_of, with_columns
 from rlkit.reward_calls.settings import RewardSettings
 from rlkit.sampling import owner_and_engine, sample
 from rlkit.scoring import RewardFunction, score
 from rlkit.support.timing import phase
-from rlkit.types import Rollout, Scores, check_pairing
+from rlkit.types import Rollout, Scores
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from rlkit.policy import Policy
 
 logger = logging.getLogger(__name__)
 
 USUAL_K = (1, 4, 8)
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class Evaluation(Record):
-    """Completions and scores of a dataset.
-
-    Attributes:
-        rollout: the completions; `group_id` is the place of the row in the dataset.
-        scores: their rewards.
-        metrics: reward with its 95 % interval (reward_low, reward_high), reward_std, those of each reward function,
-            pass@k, and the lengths.
-        settings: what the numbers depend on: policy, its version, seed, greedy, num_generations, success_threshold, k,
-            and the sampling settings that were given.
-    """
-
-    rollout: Rollout
-    scores: Scores
-    metrics: Mapping[str, float]
-    settings: Mapping[str, Any] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        check_pairing("Evaluation", self.rollout, self.scores)
-
-    @classmethod
-    def _from_plain(cls, values: dict[str, Any]) -> dict[str, Any]:
-        rollout = Rollout(**Rollout._from_plain(values["rollout"]))
-        return values | {"rollout": rollout, "scores": Scores(**values["scores"])}
-
-    @property
-    def reward(self) -> float:
-        """Mean reward over the completions that have one; accuracy for a 0/1 reward."""
-        return self.metrics["reward"]
-
-    @property
-    def interval(self) -> tuple[float, float]:
-        """95 % bootstrap interval of the mean reward, over prompts."""
-        return self.metrics["reward_low"], self.metrics["reward_high"]
-
-    def _headline(self) -> str:
-        m = self.metrics
-        between = f" [{m['reward_low']:.4f}, {m['reward_high']:.4f}]" if "reward_low" in m else ""
-        passes = "".join(f", {name} {value:.4f}" for name, value in m.items() if name.startswith("pass@"))
-        return f"Evaluation: reward {self.reward:.4f}{between}{passes} over {len(self.rollout)} completions"
-
-    def to_pandas(self) -> "pd.DataFrame":
-        """One row per completion: texts, columns and rewards."""
-        import pandas as pd
-
-        scores = self.scores.to_pandas().drop(columns="group_id")
-        rollout = self.rollout.to_pandas()
-        return pd.DataFrame(
-            with_columns({str(n): v for n, v in scores.items()}, {str(n): v for n, v in rollout.items()})
-        )
-
-    def per_prompt(self) -> "pd.DataFrame":
-        """One row per prompt, in the dataset's order: the row's id, completions, mean reward, successes, pass@k, mean
-        length, share that was cut off, and the dataset's columns. Its index is the place of the row in the dataset.
-        """
-        import pandas as pd
-
-        threshold, ks = self.settings.get("success_threshold", 0.5), self.settings.get("k", ())
-        lengths, cut = self.rollout.lengths.tolist(), self.rollout.truncated.tolist()
-        rewards = self.scores.reward.tolist()
-        table = []
-        for place, rows in self._rows_of_prompts().items():
-            known = [rewards[row] for row in rows if not math.isnan(rewards[row])]
-            passed = sum(reward > threshold for reward in known)
-            own: dict[str, Any] = {
-                "place": place,
-                "row_id": int(self.rollout.row_id[rows[0]]),
-                "prompt": text_of(self.rollout.prompts[rows[0]]),
-                "completions": len(rows),
-                "scored": len(known),
-                "reward": statistics.fmean(known) if known else math.nan,
-                "passed": passed,
-                **{f"pass@{k}": pass_at_k(len(known), passed, k) for k in ks},
-                "mean_length": statistics.fmean(lengths[row] for row in rows),
-                "truncated": statistics.fmean(cut[row] for row in rows),
-            }
-            columns = {name: cells[rows[0]] for name, cells in self.rollout.columns.items()}
-            table.append(own | {(f"column:{name}" if name in own else name): cell for name, cell in columns.items()})
-        return pd.DataFrame(table).set_index("place")
-
-    def _rows_of_prompts(self) -> dict[int, list[int]]:
-        rows: dict[int, list[int]] = {}
-        for row, group in enumerate(self.rollout.group_id.tolist()):
-            rows.setdefault(group, []).append(row)
-        return rows
-
-    def compare(self, before: "Evaluation", *, seed: int = 0) -> Comparison:
-        """What changed since an evaluation of the same rows: differences per prompt, with paired intervals.
-
-        Example: `after.compare(before)`
-
-        Raises:
-            ValueError: the two are of different rows.
-        """
-        return compare(before, self, seed=seed)
 
 
 @phase("evaluate")
@@ -181,7 +79,9 @@ def evaluate(
 
     Example: `rl.evaluate(policy, task.test, task.rewards, max_completion_length=8).reward`
     """
-    reward_settings, sampling = RewardSettings.split(reward_settings, sampling)
+    reward_settings, sampling = RewardSettings.split(
+        reward_settings, sampling, "evaluate", inspect.signature(sample).parameters
+    )
     dataset = as_rows(dataset, "evaluate")
     ks = _checked_k(k, num_generations)
     if batch_size < 1:

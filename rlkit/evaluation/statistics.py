@@ -1,7 +1,7 @@
 """pass@k without bias, and intervals by bootstrap over prompts.
 
 Sources: Chen et al. 2021 (arXiv 2107.03374), eq. 1, for pass@k; Efron & Tibshirani 1993, ch. 13, for the percentile
-interval. Prompts are resampled, not completions: completions of one prompt are no independent evidence about the next.
+interval. Prompts are resampled, not completions: completions of one prompt are not independent.
 """
 
 import math
@@ -21,11 +21,6 @@ def pass_at_k(n: int, c: int, k: int) -> float:
 
     the share of the k-subsets of the n completions that hold one that passed. NaN if n < k.
 
-    Args:
-        n: scored completions of the prompt.
-        c: how many of them passed, 0 to n.
-        k: at least 1.
-
     Source: Chen et al. 2021 (arXiv 2107.03374), eq. 1. 1 - (1 - c/n)^k would be biased.
 
     Example:
@@ -40,16 +35,9 @@ def pass_at_k(n: int, c: int, k: int) -> float:
 def bootstrap_interval(
     total: Float[Tensor, " P"], weight: Float[Tensor, " P"], *, seed: int = 0, level: float = 0.95
 ) -> tuple[float, float]:
-    """Percentile interval of sum(total) / sum(weight), with the prompts drawn anew with replacement.
+    """Percentile interval of sum(total) / sum(weight), with the prompts drawn with replacement.
 
-    Args:
-        total: (P,) summed reward of each prompt.
-        weight: (P,) scored completions of each prompt; 0 leaves it out.
-        seed: of the resamples.
-        level: coverage, between 0 and 1.
-
-    Returns:
-        (low, high); NaN if no prompt has a reward.
+    `total` is the summed reward of each prompt, `weight` its number of scored completions. NaN if no prompt has one.
 
     Example:
         >>> bootstrap_interval(torch.tensor([1.0, 1.0, 1.0]), torch.ones(3))

@@ -1,6 +1,6 @@
 """`rlkit export`: the notebook is the source, the script is written from it, readable, and the same program.
 
-    reading -> tags -> magics, awaits, analysis -> parameters, placement -> checks, lint -> writing
+    reading -> magics, awaits, analysis (facts) -> parameters, placement (rules) -> checks, lint -> writing
 
 Built on nbformat (jupytext for percent scripts and MyST), IPython's own input transformer, ast, symtable and tokenize:
 no regular expressions over code. Left out: script to notebook (jupytext does that), and repair: what cannot be a script

@@ -7,27 +7,25 @@ import ast
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from rlkit.export.analysis import CodeCell, Program, Unit, analyse_cell, postpones
+from rlkit.export.analysis import Program, Unit, analyse_cell, postpones
 from rlkit.export.awaits import SCRIPT
-from rlkit.export.certain import always, may_catch, names_read, surely_called
-from rlkit.export.handed import BUILTINS
+from rlkit.export.functions import always, may_catch, names_read, surely_called
 from rlkit.export.magics import plain_python
 from rlkit.export.parameters import Parameters
 from rlkit.export.placement import PROVIDED, Placement
 from rlkit.export.problems import Problem
-from rlkit.export.syntax import dotted
+from rlkit.export.syntax import BUILTINS, dotted, walk
 
-TAG = "Tag the cell notebook-only, or take it out."
 ASKING = {"input", "breakpoint", "exit", "quit", "getpass.getpass", "rl.export", "rlkit.export"}
 ASKING_ANYWHERE = {"get_ipython", "set_trace", "notebook_login"}  # of pdb and ipdb, of huggingface_hub ...
 PARSERS = {"ArgumentParser", "HfArgumentParser", "TrlParser", "Fire", "SimpleParser"}
-ANNOTATED = (ast.arg, ast.FunctionDef, ast.AsyncFunctionDef, ast.AnnAssign)
 KERNEL_ONLY = {"In", "Out", "_", "__", "___", "_i", "_ii", "_iii", "_ih", "_oh", "_dh"}
+SIMPLE = (ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Expr, ast.Assert, ast.Delete)
 
 
 @dataclass(frozen=True)
 class Facts:
-    """Everything that the checks look at."""
+    """What the checks read."""
 
     program: Program
     parameters: Parameters
@@ -37,25 +35,15 @@ class Facts:
 Check = Callable[[Facts], Iterable[Problem]]
 
 
-def calls(program: Program) -> Iterator[tuple[CodeCell, ast.Call, str]]:
-    """Every call with its cell and the full name of what is called; `.name` where it does not begin with a name."""
-    for cell, node in program.nodes(ast.Call):
-        assert isinstance(node, ast.Call)
-        name = program.full_name(node.func)
-        if not name and isinstance(node.func, ast.Attribute):
-            name = f".{node.func.attr}"
-        yield cell, node, name
-
-
 def asks_a_person(facts: Facts) -> Iterator[Problem]:
     """E102: input(), getpass, breakpoint(), exit(), get_ipython(), logging in by hand, export() itself."""
-    bound = {name for unit in facts.program.units for name in unit.binds if unit.nodes and not _imports(unit)}
-    for cell, node, name in calls(facts.program):
-        asks = name in ASKING or name.rsplit(".", 1)[-1] in ASKING_ANYWHERE
-        asks |= name == "huggingface_hub.login" and not (node.args or node.keywords)
-        if asks and name.split(".")[0] not in bound:
-            what = "the export belongs to the notebook" if name.endswith("export") else "a batch job has no keyboard"
-            yield Problem("E102", cell.number, node.lineno, f"`{name}()`: {what}.", TAG)
+    bound = {name for unit in facts.program.units for name in unit.binds if not unit.is_import}
+    for call in facts.program.calls:
+        asks = call.name in ASKING or call.last in ASKING_ANYWHERE
+        asks |= call.name == "huggingface_hub.login" and not (call.node.args or call.node.keywords)
+        if asks and call.name.split(".")[0] not in bound:
+            what = "the export belongs to the notebook" if call.last == "export" else "a batch job has no keyboard"
+            yield call.problem("E102", f"`{call.name}()`: {what}.", "Tag the cell notebook-only, or take it out.")
 
 
 def nothing_to_run(facts: Facts) -> Iterator[Problem]:
@@ -64,24 +52,21 @@ def nothing_to_run(facts: Facts) -> Iterator[Problem]:
         if not facts.program.unread:
             yield Problem("E107", 0, 0, "no cell is left to export.", "Take notebook-only off the cells to export.")
         return
-    names = [(cell, node, name.rsplit(".", 1)[-1]) for cell, node, name in calls(facts.program)]
-    if "setup" not in {name for _, _, name in names} | facts.program.unread:
-        for cell, node, name in names:
-            if name == "loss_step":
-                reason = "`loss_step` without `rl.setup()`: N processes would train N unconnected models."
-                yield Problem("E107", cell.number, node.lineno, reason, "Add `world = rl.setup(seed=seed)` before it.")
-                return
+    calls = {call.last: call for call in reversed(facts.program.calls)}  # the first of each name
+    if "loss_step" in calls and "setup" not in calls.keys() | facts.program.unread:
+        reason = "`loss_step` without `rl.setup()`: N processes would train N unconnected models."
+        yield calls["loss_step"].problem("E107", reason, "Add `world = rl.setup(seed=seed)` before it.")
 
 
 def reads_the_command_line(facts: Facts) -> Iterator[Problem]:
     """E108: sys.argv and argument parsers; flags come from the parameters cell."""
     fix = "Make a parameters cell; its names become the flags."
-    for cell, node in facts.program.nodes((ast.Attribute, ast.Name)):
+    for cell, node in facts.program.nodes(ast.Attribute, ast.Name):
         if facts.program.full_name(node) == "sys.argv":
-            yield Problem("E108", cell.number, getattr(node, "lineno", 0), "`sys.argv` in a cell.", fix)
-    for cell, call, name in calls(facts.program):
-        if name.rsplit(".", 1)[-1] in PARSERS or name == "tyro.cli":
-            yield Problem("E108", cell.number, call.lineno, f"`{name}` in a cell.", fix)
+            yield Problem("E108", cell, node.lineno, "`sys.argv` in a cell.", fix)
+    for call in facts.program.calls:
+        if call.last in PARSERS or call.name == "tyro.cli":
+            yield call.problem("E108", f"`{call.name}` in a cell.", fix)
 
 
 def undefined(facts: Facts) -> Iterator[Problem]:
@@ -92,36 +77,27 @@ def undefined(facts: Facts) -> Iterator[Problem]:
     function reads which is not surely called.
     """
     units = facts.program.units
-    known = BUILTINS | PROVIDED | {SCRIPT} | facts.program.unread
-    everywhere = known.union(*(unit.gives for unit in units)) if units else known
+    seen = set(BUILTINS | PROVIDED | {SCRIPT} | facts.program.unread)
+    everywhere = seen.union(*(unit.gives for unit in units))
     called = surely_called(facts.program)
     left_out = _names_of_left_out(facts)
-    seen = set(known)
-    star = dynamic = False
-    reported = set()
+    dynamic = False
     for unit in units:
-        star |= unit.star
-        dynamic |= _makes_names(unit)
-        wanted = unit.now - seen - (frozenset() if _is_simple(unit) else unit.gives)
-        for name in sorted(wanted):
-            if star or name in reported or _walrus(unit, name):
-                continue
-            reported.add(name)
-            reason, fix = _explain(name, unit, units, left_out)
-            certain = not (dynamic or may_catch(unit.nodes)) and name in names_read(always(unit.nodes))
-            yield Problem("E109" if certain else "W209", unit.cell, _line_of(unit, name), reason, fix)
-        for name in sorted(unit.later - everywhere - reported):
-            if star:
-                continue
-            reported.add(name)
-            reason, fix = _explain(name, unit, units, left_out)
-            certain = not dynamic and any(name in called.get(one, ()) for one in unit.binds)
-            yield Problem("E109" if certain else "W209", unit.cell, _line_of(unit, name), reason, fix)
-        if "__file__" in unit.now | unit.later:
-            fix = "Use a path from the parameters."
-            yield Problem(
-                "W209", unit.cell, _line_of(unit, "__file__"), "`__file__` does not exist in a notebook.", fix
-            )
+        if unit.star:
+            return  # any name may come from there
+        dynamic |= any(map(_makes_names, walk(unit.nodes)))
+        is_simple = len(unit.nodes) == 1 and isinstance(unit.nodes[0], SIMPLE)  # reads before it gives
+        read_now = set[str]() if dynamic or may_catch(unit.nodes) else names_read(always(unit.nodes))
+        read_later = set[str]() if dynamic else set().union(*(called.get(name, ()) for name in unit.binds))
+        for missing, certain in (
+            (unit.now - seen - (set() if is_simple else unit.gives) - _walruses(unit), read_now),
+            (unit.later - everywhere, read_later),
+        ):
+            for name in sorted(missing - seen):
+                seen.add(name)  # reported once
+                code = "E109" if name in certain else "W209"
+                reason, fix = _explain(name, unit, units, left_out)
+                yield Problem(code, unit.cell, line_of(unit, name), reason, fix)
         seen |= unit.gives
 
 
@@ -130,26 +106,19 @@ def later_future(facts: Facts) -> Iterator[Problem]:
 
     In a notebook it holds for what runs after it; in a script it stands at the top and holds for all cells.
     """
-    cells = facts.program.notebook.cells
-    annotated = {cell.number for cell, node in facts.program.nodes(ANNOTATED) if _annotates(node)}
+    nodes = facts.program.nodes(ast.arg, ast.AnnAssign, ast.FunctionDef, ast.AsyncFunctionDef)
+    annotated = {cell for cell, node in nodes if getattr(node, "annotation", None) or getattr(node, "returns", None)}
     annotated.discard(facts.parameters.cell or 0)  # their types are kinds of flags
-    where = [cell.number for cell in cells if cell.kind != "markdown" and postpones(cell.source)]
-    exported = [cell.number for cell in cells if cell.is_code and cell.number in where]
-    for number in where[:1] if where[:1] != exported[:1] else ():
-        if any(other > number and other not in exported for other in annotated):
-            reason = "`from __future__ import annotations` of a notebook-only cell holds for the cells after it."
-            yield Problem("E110", number, 0, reason, "Put it into the first cell that is exported.")
+    where = [cell for cell in facts.program.notebook.cells if cell.kind != "markdown" and postpones(cell.source)]
+    exported = [cell.number for cell in where if cell.is_code]
+    if where and not where[0].is_code and any(other > where[0].number and other not in exported for other in annotated):
+        reason = "`from __future__ import annotations` of a notebook-only cell holds for the cells after it."
+        yield Problem("E110", where[0].number, 0, reason, "Put it into the first cell that is exported.")
     for number in exported[:1]:
         before = [other for other in annotated if other < number]
         if before:
             reason = f"`from __future__ import annotations` would hold for cell {min(before)} too, which ran before it."
             yield Problem("E110", number, 0, reason, f"Put it into cell {min(before)}, or into a cell before that.")
-
-
-def _annotates(node: ast.AST) -> bool:
-    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-        return node.returns is not None
-    return getattr(node, "annotation", None) is not None
 
 
 def script_names(facts: Facts) -> Iterator[Problem]:
@@ -164,66 +133,45 @@ def script_names(facts: Facts) -> Iterator[Problem]:
             yield Problem("E103", unit.cell, unit.line, reason, "Move it into a cell without that tag.")
 
 
-def _imports(unit: Unit) -> bool:
-    return all(isinstance(node, ast.Import | ast.ImportFrom) for node in unit.nodes)
-
-
 def _explain(name: str, unit: Unit, units: list[Unit], left_out: dict[str, int]) -> tuple[str, str]:
+    """Reason and fix."""
     if name in KERNEL_ONLY or (name.startswith("_") and name[1:].isdigit()):
         return f"`{name}` exists only in a kernel.", "Give the value a name in the cell that makes it."
-    if name in left_out:
-        where = left_out[name]
-        return (
-            f"`{name}` comes from cell {where}, which is notebook-only.",
-            f"Export cell {where}, or define it here too.",
-        )
-    later = next((other for other in units if name in other.binds and other is not unit), None)
+    if cell := left_out.get(name):
+        fix = f"Export cell {cell}, or define it here too."
+        return f"`{name}` comes from cell {cell}, which is notebook-only.", fix
+    later = next((other.cell for other in units if name in other.binds and other is not unit), None)
     if later is not None:
-        return (
-            f"`{name}` gets its value later, in cell {later.cell}.",
-            "Put the cells into the order in which they run.",
-        )
+        return f"`{name}` gets its value later, in cell {later}.", "Put the cells into the order in which they run."
     return f"no cell gives `{name}` a value: it exists only in the kernel.", "Add the cell that defines it."
 
 
 def _names_of_left_out(facts: Facts) -> dict[str, int]:
     found: dict[str, int] = {}
     for cell in facts.program.notebook.cells:
-        if cell.kind == "code" and "notebook-only" in cell.roles:
-            code, _ = analyse_cell(cell, plain_python(cell.source, cell.number).source)
-            for name in sorted(name for unit in code.units for name in unit.binds) if code is not None else ():
-                found.setdefault(name, cell.number)
+        if cell.is_left_out:
+            code, _ = analyse_cell(cell, plain_python(cell.source, cell.number)[0])
+            for unit in code.units if code is not None else ():
+                found = dict.fromkeys(unit.binds, cell.number) | found
     return found
 
 
-def _is_simple(unit: Unit) -> bool:
-    """One statement that reads everything before it gives anything a value."""
-    simple = (ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Expr, ast.Assert, ast.Delete)
-    return len(unit.nodes) == 1 and isinstance(unit.nodes[0], simple)
+def _walruses(unit: Unit) -> set[str]:
+    return {node.target.id for node in walk(unit.nodes) if isinstance(node, ast.NamedExpr)}
 
 
-def _walrus(unit: Unit, name: str) -> bool:
-    walruses = (node for top in unit.nodes for node in ast.walk(top) if isinstance(node, ast.NamedExpr))
-    return any(node.target.id == name for node in walruses)
-
-
-def _makes_names(unit: Unit) -> bool:
+def _makes_names(node: ast.AST) -> bool:
     """True for `exec(...)`, `globals()[...] = ...` and `globals().update(...)`."""
-    for node in (node for top in unit.nodes for node in ast.walk(top)):
-        if isinstance(node, ast.Call) and dotted(node.func) == "exec":
-            return True
-        if (
-            isinstance(node, ast.Attribute | ast.Subscript)
-            and isinstance(node.value, ast.Call)
-            and dotted(node.value.func) in ("globals", "locals", "vars")
-            and (isinstance(node, ast.Attribute) or isinstance(node.ctx, ast.Store))
-        ):
-            return True
-    return False
+    if isinstance(node, ast.Call):
+        return dotted(node.func) == "exec"
+    changes = isinstance(node, ast.Attribute) or (isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store))
+    names = getattr(node, "value", None)
+    return changes and isinstance(names, ast.Call) and dotted(names.func) in ("globals", "locals", "vars")
 
 
-def _line_of(unit: Unit, name: str) -> int:
-    places = [n.lineno for top in unit.nodes for n in ast.walk(top) if isinstance(n, ast.Name) and n.id == name]
+def line_of(unit: Unit, name: str) -> int:
+    """The first line on which a unit names something."""
+    places = [node.lineno for node in walk(unit.nodes) if isinstance(node, ast.Name) and node.id == name]
     return min(places, default=unit.line)
 
 

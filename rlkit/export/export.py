@@ -1,18 +1,18 @@
-"""Export: from a notebook to the text of its script, or to the list of everything that is in the way."""
+"""Export: from a notebook to the text of its script, or to the list of all problems."""
 
 import os
 from dataclasses import dataclass
 from pathlib import Path
 
 from rlkit._version import __version__
-from rlkit.export.analysis import Program, analyse, deeper
+from rlkit.export.analysis import analyse
 from rlkit.export.checks import ERRORS, Facts
 from rlkit.export.lint import WARNINGS
 from rlkit.export.parameters import read_parameters
 from rlkit.export.placement import place
 from rlkit.export.problems import ExportError, Problem
 from rlkit.export.reading import GENERATED, read_notebook
-from rlkit.export.writing import code_hash, write_script
+from rlkit.export.writing import write_script
 from rlkit.record import printable
 from rlkit.support.notebook import notebook_path
 from rlkit.support.text import say
@@ -20,18 +20,10 @@ from rlkit.support.text import say
 
 @dataclass(frozen=True)
 class Exported:
-    """A script.
-
-    Attributes:
-        notebook: file name of the notebook.
-        text: the script.
-        sha256: of the exported code.
-        problems: warnings and notes.
-    """
+    """A script: the notebook's file name, the text, and warnings and notes."""
 
     notebook: str
     text: str
-    sha256: str
     problems: tuple[Problem, ...]
 
 
@@ -44,24 +36,23 @@ def export_text(notebook: str | os.PathLike[str], *, name: str | None = None, st
         strict: warnings are errors.
 
     Raises:
-        ExportError: what is in the way, all at once.
+        ExportError: every reason why no script can be written.
         FileNotFoundError: no such file.
     """
     read = read_notebook(notebook)
     program = analyse(read)
-    with deeper():
-        parameters = read_parameters(program)
-        placement = place(program, parameters.cell)
-        facts = Facts(program, parameters, placement)
-        problems = [*program.problems, *parameters.problems]
-        for check in (*ERRORS, *WARNINGS):
-            problems += check(facts)
-    problems = sorted(_not_allowed(problems, program), key=lambda one: (one.cell, one.line, one.code))
-    stopping = [one for one in problems if one.is_error or (strict and one.code.startswith("W"))]
-    if any(one.is_error for one in stopping):
-        raise ExportError(read.name, [one for one in problems if not one.code.startswith("N")])
-    if stopping:
-        raise ExportError(read.name, stopping)
+    parameters = read_parameters(program)
+    placement = place(program, parameters.cell)
+    facts = Facts(program, parameters, placement)
+    found = [*program.problems, *parameters.problems, *(one for check in (*ERRORS, *WARNINGS) for one in check(facts))]
+    allowed = {(cell.number, line): codes for cell in program.cells for line, codes in cell.layout.allowed.items()}
+    problems = sorted(
+        (one for one in found if one.is_error or one.code not in allowed.get((one.cell, one.line), ())),
+        key=lambda one: (one.cell, one.line, one.code),
+    )
+    serious = [one for one in problems if not one.code.startswith("N")]
+    if any(one.is_error or strict for one in serious):
+        raise ExportError(read.name, serious)
     script = name or script_path(Path(read.name), None).name
     text = write_script(program, parameters, placement, name=str(printable(script)), version=__version__)
     try:
@@ -69,7 +60,7 @@ def export_text(notebook: str | os.PathLike[str], *, name: str | None = None, st
     except (SyntaxError, ValueError, RecursionError) as error:
         reason = f"the cells are Python one by one, and not as one script: {error}."
         raise ExportError(read.name, [Problem("E103", 0, 0, reason, "Please report it, with the notebook.")]) from error
-    return Exported(read.name, text, code_hash(program), tuple(problems))
+    return Exported(read.name, text, tuple(problems))
 
 
 def export(
@@ -89,7 +80,7 @@ def export(
         The script's path.
 
     Raises:
-        ExportError: what is in the way, all at once: cell, line, reason, fix.
+        ExportError: every reason why no script can be written: cell, line, reason, fix.
         FileNotFoundError: no such notebook.
         FileExistsError: a file at that place that `rlkit export` has not written.
         RuntimeError: no notebook is given, and the front end does not tell.
@@ -113,7 +104,7 @@ def export(
 
 
 def script_path(notebook: Path, out: str | os.PathLike[str] | None, *, into_folder: bool = False) -> Path:
-    """Where the script goes: `out`, in the folder `out`, which may have to be made, or beside the notebook."""
+    """Where the script goes: to the file `out`, into the folder `out` (`into_folder`: also a new one), or beside."""
     if out is None:
         return notebook.with_name(f"{notebook.stem}{'_run' if notebook.suffix == '.py' else ''}.py")
     target = Path(out)
@@ -121,27 +112,10 @@ def script_path(notebook: Path, out: str | os.PathLike[str] | None, *, into_fold
 
 
 def write_safely(target: Path, text: str) -> None:
-    """Write a script over a script, and over nothing else.
-
-    Raises:
-        FileExistsError: there is a file that `rlkit export` has not written.
-    """
+    """Write a script; FileExistsError for a file that `rlkit export` has not written."""
     if target.exists() and GENERATED not in target.read_text(encoding="utf-8", errors="replace")[:2000]:
         raise FileExistsError(f"export: {target} was not written by `rlkit export`; choose another name or delete it.")
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = target.with_name(target.name + ".partial")
     partial.write_text(text, encoding="utf-8", newline="\n")
     os.replace(partial, target)
-
-
-def _not_allowed(problems: list[Problem], program: Program) -> list[Problem]:
-    """Without the warnings that a comment on their line silences."""
-    allowed = {cell.number: cell.allowed for cell in program.cells}
-    return [
-        problem
-        for problem in problems
-        if not (
-            problem.code.startswith("W")
-            and problem.code in allowed.get(problem.cell, {}).get(problem.line, frozenset[str]())
-        )
-    ]

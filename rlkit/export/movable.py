@@ -4,8 +4,7 @@ import ast
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from rlkit.export.handed import BUILTINS
-from rlkit.export.syntax import root
+from rlkit.export.syntax import BUILTINS, arguments, defaults, root
 
 TIMED = frozenset(
     {"datetime", "getpass", "inspect", "locale", "os", "platform", "random", "secrets", "socket", "sys", "tempfile"}
@@ -15,33 +14,25 @@ TIMED = frozenset(
 
 @dataclass(frozen=True)
 class Names:
-    """What is known of names.
+    """What is known of names."""
 
-    Attributes:
-        bound: how many statements of the notebook bind each name.
-        imported: names that imports at module level bind.
-        steady: those of `imported` whose answers do not depend on when they are asked.
-        hooked: classes that run code when a subclass of them is made.
-    """
-
-    bound: Mapping[str, int]
-    imported: frozenset[str] = frozenset()
-    steady: frozenset[str] = frozenset()
-    hooked: frozenset[str] = frozenset()
+    bound: Mapping[str, int]  # how many statements of the notebook bind each name
+    imported: frozenset[str] = frozenset()  # names that imports at module level bind
+    steady: frozenset[str] = frozenset()  # those of `imported` whose answers do not depend on when they are asked
+    hooked: frozenset[str] = frozenset()  # classes that run code when a subclass of them is made
 
     def is_constant(self, node: ast.stmt) -> bool:
         """True for `name = value` with a steady value, and for `pass`."""
-        if isinstance(node, ast.Assign):
-            return all(isinstance(target, ast.Name) for target in node.targets) and self._steady(node.value)
-        if isinstance(node, ast.AnnAssign):
-            return isinstance(node.target, ast.Name) and node.value is not None and self._steady(node.value)
+        if isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            named = all(isinstance(target, ast.Name) for target in targets)
+            return named and node.value is not None and self._is_steady(node.value)
         return isinstance(node, ast.Pass)
 
     def is_steady_definition(self, node: ast.stmt) -> bool:
         """True if a function or class can be defined at any time; for the statements of a class's body too."""
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            defaults = [*node.args.defaults, *filter(None, node.args.kw_defaults)]
-            return all(map(self._decorator, node.decorator_list)) and all(map(self._reference, defaults))
+            return all(map(self._decorator, node.decorator_list)) and all(map(self._reference, defaults(node)))
         if isinstance(node, ast.ClassDef):
             return (
                 all(map(self._decorator, node.decorator_list))
@@ -58,19 +49,17 @@ class Names:
             getattr(part, "name", "") == "__init_subclass__" for part in node.body
         )
 
-    def _steady(self, node: ast.expr) -> bool:
+    def _is_steady(self, node: ast.expr | None) -> bool:
         if isinstance(node, ast.Tuple | ast.List | ast.Set):
-            return all(map(self._steady, node.elts))
+            return all(map(self._is_steady, node.elts))
         if isinstance(node, ast.Dict):
-            return all(key is not None and self._steady(key) for key in node.keys) and all(
-                map(self._steady, node.values)
-            )
+            return all(map(self._is_steady, [*node.keys, *node.values]))  # the key of `**x` is None
         if isinstance(node, ast.UnaryOp):
             return isinstance(node.operand, ast.Constant)
         if isinstance(node, ast.BinOp):
             return isinstance(node.left, ast.Constant) and isinstance(node.right, ast.Constant)
         if isinstance(node, ast.Call):
-            return root(node.func) in self.steady and all(map(self._steady, _arguments(node)))
+            return root(node.func) in self.steady and all(map(self._is_steady, arguments(node)))
         if isinstance(node, ast.Name):
             return node.id in BUILTINS and not self.bound.get(node.id)
         return isinstance(node, ast.Constant) or (isinstance(node, ast.Attribute) and root(node) in self.steady)
@@ -81,16 +70,12 @@ class Names:
             return self._reference(node.value)
         if isinstance(node, ast.Name | ast.Attribute):
             return root(node) not in TIMED
-        return isinstance(node, ast.Lambda) or self._steady(node)
+        return isinstance(node, ast.Lambda) or self._is_steady(node)
 
     def _decorator(self, node: ast.expr) -> bool:
         if isinstance(node, ast.Call):
-            return self._decorator(node.func) and all(map(self._reference, _arguments(node)))
+            return self._decorator(node.func) and all(map(self._reference, arguments(node)))
         return root(node) in self.imported or root(node) in BUILTINS
-
-
-def _arguments(node: ast.Call) -> list[ast.expr]:
-    return [*node.args, *(keyword.value for keyword in node.keywords)]
 
 
 def _bases(node: ast.ClassDef) -> list[ast.expr]:

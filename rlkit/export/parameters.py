@@ -1,8 +1,6 @@
 """The parameters cell: literal assignments, read from the syntax tree, with the comments behind them as help."""
 
 import ast
-import io
-import tokenize
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -10,9 +8,6 @@ from rlkit.export.analysis import CodeCell, Program
 from rlkit.export.problems import Problem
 from rlkit.export.runtime.flags import RESERVED, all_flags, run_flags
 from rlkit.export.runtime.kinds import accept, kind_of, normalise
-
-TYPES = "bool, int, float, str, list, dict, tuple, set, Literal[...], or one of them `| None`"
-COMPUTE = "Compute it in the next cell, from a parameter."
 
 
 @dataclass(frozen=True)
@@ -40,7 +35,7 @@ class Parameters:
 
 
 def read_parameters(program: Program) -> Parameters:
-    """Read the parameters of a notebook; E104 to E106 for what no flag can be made of."""
+    """Read the parameters of a notebook; E104 to E106 for statements of which no flag can be made."""
     tagged = [cell for cell in program.cells if "parameters" in cell.cell.roles]
     problems = [
         Problem("E106", cell.number, 0, "a second parameters cell.", f"Move it into cell {tagged[0].number}.")
@@ -71,58 +66,66 @@ def _clashes(declared: Sequence[Declared], cell: int) -> Iterator[Problem]:
 
 
 def _read_cell(cell: CodeCell) -> tuple[list[Declared], list[Problem]]:
-    comments = _comments("\n".join(cell.lines))
+    source = "\n".join(cell.lines)
+    comments = {
+        line: text
+        for line, written in cell.layout.comments.items()
+        if not cell.lines[line - 1].lstrip().startswith("#")  # it stands behind code
+        and not (text := written.lstrip("#").strip()).startswith(("@", "rlkit:", "noqa", "type:"))  # of other tools
+    }
     declared: dict[str, Declared] = {}
     problems = []
-    for unit in cell.units:
-        for node in unit.nodes:
-            if isinstance(node, ast.Import | ast.ImportFrom | ast.Pass) or (
-                isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
-            ):
-                continue
-            one = _declare(node, cell.number, comments.get(node.end_lineno or 0) or comments.get(node.lineno, ""))
-            if isinstance(one, Declared) and one.name in declared:
-                one = Problem("E106", cell.number, node.lineno, f"{one.name!r} is given a value twice.", "Keep one.")
-            if isinstance(one, Problem):
-                problems.append(one)
-            else:
-                declared[one.name] = one
+    for node in (node for unit in cell.units for node in unit.nodes):
+        is_text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+        if is_text or isinstance(node, ast.Import | ast.ImportFrom | ast.Pass):
+            continue
+        try:
+            one = _declare(node, source, comments.get(node.end_lineno or 0) or comments.get(node.lineno, ""))
+            if one.name in declared:
+                raise _NoFlagError("E106", f"{one.name!r} is given a value twice.", "Keep one.")
+            declared[one.name] = one
+        except _NoFlagError as error:
+            problems.append(Problem(error.code, cell.number, node.lineno, error.reason, error.fix))
     return list(declared.values()), problems
 
 
-def _declare(node: ast.stmt, cell: int, text: str) -> Declared | Problem:
-    def problem(code: str, reason: str, fix: str) -> Problem:
-        return Problem(code, cell, node.lineno, reason, fix)
+class _NoFlagError(Exception):
+    """No flag can be made of a statement."""
 
-    shown = ast.unparse(node).split("\n")[0][:60]
-    if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-        target, value, annotation = node.target, node.value, node.annotation
-        if value is None:
-            return problem("E106", f"`{shown}` has a type but no value.", f"Write `{shown} = ...` with a default.")
-    elif isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
-        target, value, annotation = node.targets[0], node.value, None
-    else:
-        return problem(
-            "E104", f"`{shown}` is no `name = literal`.", "One parameter a line; code goes into the next cell."
-        )
+    def __init__(self, code: str, reason: str, fix: str) -> None:
+        self.code, self.reason, self.fix = code, reason, fix
+
+
+def _declare(node: ast.stmt, source: str, text: str) -> Declared:
+    shown = (ast.get_source_segment(source, node) or "").split("\n")[0][:60]
+    targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+    target, value, annotation = targets[0], getattr(node, "value", None), getattr(node, "annotation", None)
+    if not isinstance(node, ast.Assign | ast.AnnAssign) or len(targets) > 1 or not isinstance(target, ast.Name):
+        fix = "One parameter a line; code goes into the next cell."
+        raise _NoFlagError("E104", f"`{shown}` is not `name = literal`.", fix)
     name = target.id
+    if value is None:
+        raise _NoFlagError("E106", f"`{shown}` has a type but no value.", f"Write `{shown} = ...` with a default.")
     if name in RESERVED:
-        return problem("E105", f"the script has a flag {name!r} of its own.", "Give the parameter another name.")
+        raise _NoFlagError("E105", f"the script has a flag {name!r} of its own.", "Give the parameter another name.")
     try:
         default = _literal(value)
     except ValueError:
-        return problem("E104", f"the default of {name!r} is no literal: `{shown}`.", COMPUTE)
+        fix = "Compute it in the next cell, from a parameter."
+        raise _NoFlagError("E104", f"the default of {name!r} is not a literal: `{shown}`.", fix) from None
     kind = normalise(annotation) if annotation is not None else kind_of(default)
-    if kind is None and (annotation is not None or default is not None):
-        written = ast.unparse(annotation) if annotation is not None else type(default).__name__
-        reason = f"no flag can have the type `{written}` of {name!r}."
-        return problem("E104", reason, f"Use {TYPES}.")
+    if kind is None and annotation is None and default is None:
+        fix = f"Write `{name}: int | None = None`."
+        raise _NoFlagError("E104", f"{name!r} has no type: the default does not tell it.", fix)
     if kind is None:
-        return problem("E104", f"{name!r} has no type: the default says none.", f"Write `{name}: int | None = None`.")
+        written = ast.unparse(annotation) if annotation is not None else type(default).__name__
+        fix = "Use bool, int, float, str, list, dict, tuple, set, Literal[...], or one of them `| None`."
+        raise _NoFlagError("E104", f"no flag can have the type `{written}` of {name!r}.", fix)
     try:
         accept(default, kind)
     except ValueError as error:
-        return problem("E104", f"the default of {name!r} does not fit its type: {error}.", "Mend one of them.")
+        reason = f"the default of {name!r} does not fit its type: {error}."
+        raise _NoFlagError("E104", reason, "Correct one of them.") from error
     return Declared(name, kind, text, node.lineno)
 
 
@@ -138,16 +141,5 @@ def _literal(node: ast.expr) -> object:
             raise ValueError("not a literal") from None
     try:
         return eval(compile(ast.Expression(node), "default", "eval"), {"__builtins__": {}})
-    except (ArithmeticError, TypeError, MemoryError) as error:
+    except (ArithmeticError, TypeError, MemoryError, RecursionError) as error:
         raise ValueError(str(error)) from error
-
-
-def _comments(source: str) -> dict[int, str]:
-    """The comment behind the code of each line; without the marks of other tools (`@param` of Colab)."""
-    found = {}
-    for token in tokenize.generate_tokens(io.StringIO(source + "\n").readline):
-        if token.type == tokenize.COMMENT and token.line[: token.start[1]].strip():
-            text = token.string.lstrip("#").strip()
-            if not text.startswith(("@", "rlkit:", "noqa", "type:")):
-                found[token.start[0]] = text
-    return found

@@ -17,9 +17,9 @@ from typing import Literal
 
 from rlkit.export.analysis import Program, Unit, words
 from rlkit.export.awaits import SCRIPT
-from rlkit.export.handed import BUILTINS, Definition, handed_on, is_definition
+from rlkit.export.functions import handed_on
 from rlkit.export.movable import TIMED, Names
-from rlkit.export.syntax import is_import, is_setting, is_standard, roots
+from rlkit.export.syntax import BUILTINS, Definition, is_setting, is_standard, roots, walk
 
 PROVIDED = frozenset(
     {"__name__", "__doc__", "__file__", "__builtins__", "__annotations__", "display", "get_ipython"}
@@ -27,22 +27,23 @@ PROVIDED = frozenset(
 )
 LOOKS_UP = frozenset({"globals", "locals", "vars", "dir", "eval", "exec"})  # they read names that stand in a string
 
-Level = Literal["module", "module if needed", "block"]
-
 
 @dataclass(frozen=True)
 class Decision:
     """Where a unit goes, and why."""
 
-    level: Level
+    level: Literal["module", "module if needed", "block"]
     reason: str
+
+
+Decisions = Mapping[Unit, Decision]
 
 
 @dataclass(frozen=True)
 class Placement:
     """The decision for each unit, in the order of the notebook."""
 
-    decisions: Mapping[Unit, Decision]
+    decisions: Decisions
 
     @property
     def module(self) -> frozenset[Unit]:
@@ -59,47 +60,27 @@ class Placement:
             if decision.level == "block" and isinstance(node, Definition)
         }
 
-    def __str__(self) -> str:
-        return "\n".join(
-            f"cell {unit.cell} line {unit.line}: {decision.level}: {decision.reason}"
-            for unit, decision in self.decisions.items()
-        )
-
 
 @dataclass(frozen=True)
 class Before:
-    """What stands before a unit.
-
-    Attributes:
-        known: what is known of names.
-        fixed: numbers of the cells that stand at module level in any case.
-        above: names bound at module level.
-        below: names bound in the block.
-        read: names that statements of the block may have read.
-        later: what each name reads when it is called.
-        running: True if a statement of the block has run.
-        star: True if one of these was `from x import *`.
-    """
+    """What stands before a unit."""
 
     known: Names
-    fixed: frozenset[int]
-    above: frozenset[str] = frozenset()
-    below: frozenset[str] = frozenset()
-    read: frozenset[str] = frozenset()
-    later: dict[str, frozenset[str]] = field(default_factory=dict)
-    running: bool = False
-    star: bool = False
+    fixed: frozenset[int]  # numbers of the cells that stand at module level in any case
+    above: frozenset[str] = frozenset()  # names bound at module level
+    below: frozenset[str] = frozenset()  # names bound in the block
+    read: frozenset[str] = frozenset()  # names that statements of the block may have read
+    later: dict[str, frozenset[str]] = field(default_factory=dict)  # what each name reads when it is called
+    running: bool = False  # a statement of the block has run
+    star: bool = False  # one of these was `from x import *`
 
     def missing(self, names: Iterable[str]) -> list[str]:
         """Those of the names that are not bound at module level."""
-        return sorted(name for name in names if name not in self.above | BUILTINS | PROVIDED)
+        return sorted(set(names) - self.above - BUILTINS - PROVIDED)
 
     def has_no_effect_on(self, unit: Unit) -> bool:
         """True if nothing has run that a unit might have to follow, and no function that it replaces is below."""
         return not (self.running or unit.binds & self.below or (unit.star and self.below))
-
-
-Rule = Callable[[Unit, Before], Decision | None]
 
 
 def fixed_cell(unit: Unit, before: Before) -> Decision | None:
@@ -116,7 +97,7 @@ def comment(unit: Unit, before: Before) -> Decision | None:
 
 def imports(unit: Unit, before: Before) -> Decision | None:
     """Imports; after something has run, only those of the standard library."""
-    if not all(is_import(node) for node in unit.nodes):
+    if not unit.is_import:
         return None
     if before.has_no_effect_on(unit) or (all(map(is_standard, unit.nodes)) and not unit.star):
         return _movable(unit, before)
@@ -156,21 +137,19 @@ def setting(unit: Unit, before: Before) -> Decision | None:
     return Decision("module", "a setting that imports may read")
 
 
-def everything_else(unit: Unit, before: Before) -> Decision:
-    """Statements that run."""
-    return Decision("block", "a statement that runs")
-
-
-RULES: tuple[Rule, ...] = (fixed_cell, comment, imports, definition, constant, setting, everything_else)
+RULES: tuple[Callable[[Unit, Before], Decision | None], ...] = (
+    fixed_cell,
+    comment,
+    imports,
+    definition,
+    constant,
+    setting,
+    lambda unit, before: Decision("block", "a statement that runs"),
+)
 
 
 def place(program: Program, parameters: int | None) -> Placement:
-    """Decide for each unit.
-
-    Args:
-        program: the cells.
-        parameters: number of the parameters cell, or None.
-    """
+    """Decide for each unit; `parameters` is the number of the parameters cell."""
     fixed = {cell.number for cell in program.cells if "setup" in cell.cell.roles or cell.number == parameters}
     before = Before(Names(Counter(name for unit in program.units for name in unit.binds)), frozenset(fixed))
     decisions: dict[Unit, Decision] = {}
@@ -192,37 +171,36 @@ def _movable(unit: Unit, before: Before) -> Decision:
 
 def _after(before: Before, unit: Unit, decision: Decision) -> Before:
     """What stands before the next unit."""
-    known, node = before.known, unit.nodes[0] if unit.nodes else None
+    if not unit.nodes:
+        return before
+    known, node, is_above = before.known, unit.nodes[0], decision.level != "block"
     later = before.later | {name: before.later.get(name, frozenset()) | unit.later for name in unit.binds}
+    is_steady = isinstance(node, Definition) and known.is_steady_definition(node)
     if unit.cell not in before.fixed:
         if isinstance(node, ast.ClassDef) and known.is_hooked(node):
             known = replace(known, hooked=known.hooked | {node.name})
-        elif decision.level != "block" and unit.nodes and all(map(is_import, unit.nodes)):
-            timed = any(one in TIMED for node in unit.nodes for one in roots(node))
-            steady = unit.binds if all(map(is_standard, unit.nodes)) and not timed else frozenset[str]()
-            known = replace(known, imported=known.imported | unit.binds, steady=known.steady | steady)
-    is_steady = isinstance(node, Definition) and before.known.is_steady_definition(node)
+        elif is_above and unit.is_import:
+            known = replace(known, imported=known.imported | unit.binds)
+            if all(is_standard(node) and TIMED.isdisjoint(roots(node)) for node in unit.nodes):
+                known = replace(known, steady=known.steady | unit.binds)
     before = replace(before, known=known, later=later)
-    if decision.level != "block":
+    if is_above:
         # What a function declares global, it binds when it is called.
         named = frozenset(node.name for node in unit.nodes if isinstance(node, Definition)) or unit.binds
         return replace(before, above=before.above | named)
-    if not unit.nodes:
-        return before
-    below = before.below | unit.binds
+    before = replace(before, below=before.below | unit.binds)
     if is_steady:
-        return replace(before, below=below, read=before.read | unit.now)
-    read = before.read | _reads(unit, later)
-    return replace(before, below=below, read=read, running=True, star=before.star or unit.star)
+        return replace(before, read=before.read | unit.now)
+    return replace(before, read=before.read | _reads(unit, later), running=True, star=before.star or unit.star)
 
 
 def _reads(unit: Unit, later: Mapping[str, frozenset[str]]) -> set[str]:
     """Names that a unit, and the functions that it can call, may read when it runs."""
     found: set[str] = set()
-    todo = set(unit.now | unit.later)
+    todo = set(unit.reads)
     if todo & LOOKS_UP:
-        parts = (part for node in unit.nodes for part in ast.walk(node) if isinstance(part, ast.Constant))
-        todo |= {word for part in parts if isinstance(part.value, str) for word in words(part.value)}
+        texts = (part.value for part in walk(unit.nodes) if isinstance(part, ast.Constant))
+        todo |= {word for text in texts if isinstance(text, str) for word in words(text)}
     while todo:
         found |= todo
         todo = set().union(*(later.get(name, ()) for name in todo)) - found
@@ -235,7 +213,7 @@ def needs_the_block(unit: Unit, below: Collection[str], handed: Collection[str])
     A function that is handed on stays above if only calling it needs the name: a worker process then finds it and ends
     with a NameError; otherwise it would look for the function forever.
     """
-    if is_definition(unit):
+    if any(isinstance(node, Definition) for node in unit.nodes):
         if now := unit.now.intersection(below):
             return Decision("block", f"its definition reads {min(now)!r}")
         if (called := unit.later.intersection(below)) and not unit.binds.intersection(handed):
@@ -243,10 +221,10 @@ def needs_the_block(unit: Unit, below: Collection[str], handed: Collection[str])
     return None
 
 
-def _sent_back(decisions: Mapping[Unit, Decision], handed: Collection[str]) -> Mapping[Unit, Decision]:
+def _sent_back(decisions: Decisions, handed: Collection[str]) -> Decisions:
     while True:
-        module = [unit for unit, decision in decisions.items() if decision.level != "block"]
-        below = {name for unit, decision in decisions.items() if decision.level == "block" for name in unit.binds}
+        module = Placement(decisions).module
+        below = {name for unit in decisions if unit not in module for name in unit.binds}
         below -= {name for unit in module for name in unit.binds}
         back = {unit: found for unit in module if (found := needs_the_block(unit, below, handed))}
         if not back:
@@ -254,12 +232,12 @@ def _sent_back(decisions: Mapping[Unit, Decision], handed: Collection[str]) -> M
         decisions = {**decisions, **back}
 
 
-def _without_unneeded(decisions: Mapping[Unit, Decision]) -> Mapping[Unit, Decision]:
+def _without_unneeded(decisions: Decisions) -> Decisions:
     """Without the constants and imports that nothing at module level needs."""
     optional = {unit for unit, decision in decisions.items() if decision.level == "module if needed"}
-    kept = {unit for unit, decision in decisions.items() if decision.level == "module"}
+    kept = Placement(decisions).module - optional
     while True:
-        needed = {name for unit in kept for name in unit.now | unit.later}
+        needed = {name for unit in kept for name in unit.reads}
         more = {unit for unit in optional - kept if unit.binds & needed}
         if not more:
             break

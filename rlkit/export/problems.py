@@ -1,4 +1,4 @@
-"""What stands in the way of an export: one line each, with cell, line, reason and fix."""
+"""Problems of an export: one line each, with cell, line, reason and fix."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,19 +6,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Problem:
-    """One finding.
+    """What is wrong, and what to do."""
 
-    Attributes:
-        code: "E101" (the script would be wrong), "W203" (it may be wrong on several processes), "N001" (a note).
-        cell: number of the cell, counted from 1 over all cells; 0 is the notebook as a whole.
-        line: line in the cell, counted from 1; 0 is the whole cell.
-        reason: what is wrong.
-        fix: what to do.
-    """
-
-    code: str
-    cell: int
-    line: int
+    code: str  # "E101" (the script would be wrong), "W203" (it may be wrong on several processes), "N001" (a note)
+    cell: int  # counted from 1 over all cells; 0 is the notebook as a whole
+    line: int  # in the cell, counted from 1; 0 is the whole cell
     reason: str
     fix: str = ""
 
@@ -28,13 +20,9 @@ class Problem:
         return self.code.startswith("E")
 
     def text(self, notebook: str) -> str:
-        """The line that a person reads."""
-        place = notebook
-        if self.cell:
-            place += f" cell {self.cell}"
-        if self.line:
-            place += f" line {self.line}"
-        return f"{place}: {self.code} {self.reason}" + (f" Fix: {self.fix}" if self.fix else "")
+        """The problem on one line."""
+        cell, line = (f" cell {self.cell}" if self.cell else ""), (f" line {self.line}" if self.line else "")
+        return f"{notebook}{cell}{line}: {self.code} {self.reason}" + (f" Fix: {self.fix}" if self.fix else "")
 
 
 class ExportError(ValueError):

@@ -7,7 +7,7 @@ kept for one warning (cells run out of order).
 import json
 import os
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,11 @@ class Cell:
             return False
         return self.kind == "code" or (self.kind == "raw" and "script-only" in self.roles)
 
+    @property
+    def is_left_out(self) -> bool:
+        """True for code that is only for the notebook."""
+        return self.kind == "code" and "notebook-only" in self.roles
+
 
 @dataclass(frozen=True)
 class Notebook:
@@ -49,10 +54,7 @@ class Notebook:
 
 
 def read_notebook(path: str | os.PathLike[str]) -> Notebook:
-    """Read a notebook.
-
-    Args:
-        path: an `.ipynb` file, a percent script (`.py`) or MyST Markdown (`.md`); the last two need jupytext.
+    """Read an `.ipynb` file, or with jupytext a percent script (`.py`) or MyST Markdown (`.md`).
 
     Raises:
         FileNotFoundError: no such file.
@@ -66,11 +68,20 @@ def read_notebook(path: str | os.PathLike[str]) -> Notebook:
         raise _refused(path, f"expected one of {', '.join(SUFFIXES)}.", "")
     node = _read_ipynb(path) if path.suffix == ".ipynb" else _read_text(path)
     metadata = _mapping(node.get("metadata"))
-    language = _mapping(metadata.get("kernelspec")).get("language")
-    language = language or _mapping(metadata.get("language_info")).get("name")
+    kernel, info = _mapping(metadata.get("kernelspec")), _mapping(metadata.get("language_info"))
+    language = kernel.get("language") or info.get("name")
     if language and str(language).lower() not in ("python", "ipython", "python3"):
         raise _refused(path, f"the notebook's language is {language}, not Python.", "")
-    return Notebook(_writable(path.name), tuple(_cells(path, node.get("cells"))))
+    cells = node.get("cells")
+    if not isinstance(cells, list):
+        raise _refused(path, f"not a notebook: expected a list of cells, got {type(cells).__name__}.")
+    read = []
+    for number, cell in enumerate(cells, start=1):
+        try:
+            read.append(_cell(number, cell))
+        except ValueError as error:
+            raise _refused(path, f"not a cell of a notebook: {error}.", cell=number) from error
+    return Notebook(_writable(path.name), tuple(read))
 
 
 def _refused(path: Path, reason: str, fix: str = SAVE_AGAIN, cell: int = 0) -> ExportError:
@@ -82,26 +93,12 @@ def _mapping(value: Any) -> Mapping[str, Any]:
 
 
 def _writable(text: str) -> str:
-    """Text that can stand in a comment of a Python file: no halves of surrogate pairs, and no NUL."""
+    """Text that can stand in a comment of a Python file: no half of a surrogate pair, and no NUL."""
     return str(printable(text)).replace("\0", "\u2400")
 
 
-def _cells(path: Path, cells: Any) -> Iterator[Cell]:
-    if not isinstance(cells, list):
-        raise _refused(path, f"not a notebook: expected a list of cells, got {type(cells).__name__}.")
-    for number, cell in enumerate(cells, start=1):
-        try:
-            yield _cell(number, cell)
-        except ValueError as error:
-            raise _refused(path, f"not a cell of a notebook: {error}.", cell=number) from error
-
-
 def _cell(number: int, cell: Any) -> Cell:
-    """A cell. Metadata that is missing or null holds no tags.
-
-    Raises:
-        ValueError: what a cell must have is missing, or is of another type.
-    """
+    """A cell; ValueError if something is missing or of another type. Metadata that is missing or null holds no tags."""
     if not isinstance(cell, Mapping):
         raise ValueError(f"expected an object, got {type(cell).__name__}")
     kind, source, metadata = cell.get("cell_type"), cell.get("source"), cell.get("metadata")
@@ -128,7 +125,7 @@ def _cell(number: int, cell: Any) -> Cell:
 
 
 def _read_ipynb(path: Path) -> Mapping[str, Any]:
-    """The notebook as format 4 has it. That is read as it is; nbformat translates the older formats."""
+    """The notebook in format 4: as it is, or translated from an older format by nbformat."""
     try:
         node = json.loads(path.read_text(encoding="utf-8-sig"))
         if _mapping(node).get("nbformat") != 4:
@@ -141,7 +138,7 @@ def _read_ipynb(path: Path) -> Mapping[str, Any]:
         raise
     except ImportError as error:
         raise ImportError('export: reading .ipynb needs nbformat: pip install "rlkit-llm[notebook]".') from error
-    except Exception as error:  # nbformat, jsonschema and json each have their own
+    except Exception as error:  # of nbformat, jsonschema or json
         raise _refused(path, f"not a notebook: {_short(error)}.") from error
     return _mapping(node)
 
@@ -158,12 +155,10 @@ def _read_text(path: Path) -> Mapping[str, Any]:
     except ImportError as error:
         raise ImportError(f"export: reading {path.suffix} notebooks needs jupytext: pip install jupytext.") from error
     try:
-        node: Mapping[str, Any] = jupytext.reads(text, fmt=path.suffix[1:])  # it sees which of its formats it is
+        return _mapping(jupytext.reads(text, fmt=path.suffix[1:]))  # it recognises which of its formats it is
     except Exception as error:
-        raise _refused(
-            path, f"jupytext cannot read it: {_short(error)}.", "Open it in Jupyter with jupytext."
-        ) from error
-    return node
+        fix = "Open it in Jupyter with jupytext."
+        raise _refused(path, f"jupytext cannot read it: {_short(error)}.", fix) from error
 
 
 def _short(error: Exception) -> str:

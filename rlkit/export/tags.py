@@ -15,41 +15,26 @@ from collections.abc import Sequence
 
 from rlkit.support.text import nearest
 
-ALIASES = {
-    "parameters": "parameters",
-    "notebook-only": "notebook-only",
+ROLES = ("parameters", "notebook-only", "script-only", "setup", "loop", "injected-parameters")
+ALIASES = dict(zip(ROLES, ROLES, strict=True)) | {
     "active-ipynb": "notebook-only",
     "remove-cell": "notebook-only",
-    "script-only": "script-only",
     "active-py": "script-only",
-    "setup": "setup",
-    "loop": "loop",
-    "injected-parameters": "injected-parameters",
 }
-PREFIX = "rlkit:"
-CLOSE = 0.8
 
 
 def known_tags(tags: Sequence[str], source: str = "") -> frozenset[str]:
-    """The roles of a cell, from its tags and its first line.
+    """The roles of a cell, from its tags and its first line `# rlkit: a, b`.
 
     Example:
         >>> sorted(known_tags(["Remove-Cell", "mine"], "# rlkit: loop"))
         ['loop', 'notebook-only']
     """
-    return frozenset(ALIASES[tag] for tag in [*map(_plain, tags), *comment_tags(source)] if tag in ALIASES)
-
-
-def comment_tags(source: str) -> list[str]:
-    """What a first line `# rlkit: a, b` names; nothing for `# rlkit: ok W203`, which is about a line."""
-    first = source.lstrip("\n").split("\n", 1)[0].strip()
-    if not first.startswith("#"):
-        return []
-    text = first.lstrip("#").strip()
-    if not text.startswith(PREFIX):
-        return []
-    words = text[len(PREFIX) :].replace(",", " ").split()
-    return [] if words[:1] == ["ok"] else [_plain(word) for word in words]
+    marked, _, text = source.lstrip("\n").split("\n", 1)[0].partition("rlkit:")
+    words = text.replace(",", " ").split() if marked.strip() and not marked.strip(" \t#") else []
+    if words[:1] == ["ok"]:  # `# rlkit: ok W203` is about a line
+        words = []
+    return frozenset(ALIASES[tag] for tag in map(_plain, [*tags, *words]) if tag in ALIASES)
 
 
 def near_miss(tag: str) -> str | None:
@@ -61,7 +46,7 @@ def near_miss(tag: str) -> str | None:
     """
     if _plain(tag) in ALIASES:
         return None
-    return nearest(_plain(tag).replace("_", "-"), ALIASES, CLOSE)
+    return nearest(_plain(tag).replace("_", "-"), ALIASES, 0.8)
 
 
 def _plain(tag: str) -> str:

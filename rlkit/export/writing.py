@@ -1,6 +1,5 @@
 """The text of the script. The same notebook gives the same bytes: no dates, outputs, execution counts or paths."""
 
-import ast
 import hashlib
 import json
 import shlex
@@ -14,61 +13,44 @@ from rlkit.export.reading import GENERATED, Cell
 INDENT = "    "
 
 
-def code_hash(program: Program) -> str:
-    """sha256 of the exported code and its tags; text cells and what a run leaves do not change it."""
-    parts = [[cell.cell.source, sorted(cell.cell.roles)] for cell in program.cells]
-    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
-
-
 def write_script(program: Program, parameters: Parameters, placement: Placement, *, name: str, version: str) -> str:
-    """The script of a notebook.
-
-    Args:
-        program: its cells.
-        parameters: its parameters.
-        placement: where each statement goes.
-        name: file name of the script, for the header.
-        version: of rlkit.
-    """
-    digest = code_hash(program)
+    """The script of a notebook; `name` is its file name, `version` that of rlkit, for the header."""
     above: list[str] = []  # module level
     below: list[str] = []  # the guarded block
     by_number = {cell.number: cell for cell in program.cells}
     waiting: list[str] = []  # text cells, until the next code cell
-    setup_first = sorted(program.notebook.cells, key=lambda cell: "setup" not in cell.roles or not cell.is_code)
-    for cell in setup_first:
+    for cell in sorted(program.notebook.cells, key=lambda cell: "setup" not in cell.roles or not cell.is_code):
+        code = by_number.get(cell.number)
         if cell.kind == "markdown":
-            waiting += ["", *_comment(cell.source)]
-        elif cell.number in by_number:
-            code = by_number[cell.number]
-            top = [unit for unit in code.units if unit in placement.module and not _is_future(unit)]
-            rest = [unit for unit in code.units if unit not in placement.module and not _is_future(unit)]
+            waiting += ["", *(f"# {line}".rstrip() for line in cell.source.split("\n"))]
+        elif code is not None or cell.is_left_out:
             if below:  # once something has run, text stays with what runs
                 below += _indented(waiting)
                 waiting = []
-            if top:
+            if code is None:
+                where, indent = (below, INDENT) if below else (above, "")
+                where += [*waiting, "", f"{indent}# cell {cell.number} is for the notebook only and left out"]
+                waiting = []
+                continue
+            units = [unit for unit in code.units if not _is_future(unit)]
+            if top := [unit for unit in units if unit in placement.module]:
                 above += [*waiting, "", _marker(cell), *_block(code, top)]
                 waiting = []
             if cell.number == parameters.cell:
                 above += ["", *_flags(parameters.declared)]
-            if rest:
+            if rest := [unit for unit in units if unit not in placement.module]:
                 below += [*_indented(waiting), "", INDENT + _marker(cell), *_block(code, rest, indent=INDENT)]
                 waiting = []
-        elif cell.kind == "code" and "notebook-only" in cell.roles:
-            line = f"# cell {cell.number} is for the notebook only and left out"
-            if below:
-                below += [*_indented(waiting), "", INDENT + line]
-            else:
-                above += [*waiting, "", line]
-            waiting = []
     below += _indented(waiting)
     if parameters.cell is None:
         above += ["", *_flags(())]
-    reads = {name for unit in program.units for name in unit.now | unit.later}
-    if "display" in reads and not any("display" in unit.binds for unit in program.units):
+    if any("display" in unit.reads for unit in program.units) and not any("display" in u.binds for u in program.units):
         above += ["", "from rlkit.script import display"]
-    start = f"rlkit_script.start(__file__, notebook={_quoted(program.notebook.name)}, sha256={_quoted(digest)})"
-    head = _header(program.notebook.name, name, digest, version)
+    # Text cells and what a run leaves do not change the hash.
+    hashed = json.dumps([[cell.cell.source, sorted(cell.cell.roles)] for cell in program.cells])
+    notebook, digest = program.notebook.name, hashlib.sha256(hashed.encode()).hexdigest()
+    start = f"rlkit_script.start(__file__, notebook={_quoted(notebook)}, sha256={_quoted(digest)})"
+    head = _header(notebook, name, digest, version)
     guard = ["", "", 'if __name__ == "__main__":', INDENT + start]
     return "\n".join([*head, *_future(program), *above, *guard, *below]) + "\n"
 
@@ -90,20 +72,17 @@ def _header(notebook: str, name: str, digest: str, version: str) -> list[str]:
 
 def _flags(declared: Sequence[Declared]) -> list[str]:
     rows = [f"({_quoted(d.name)}, {_quoted(d.kind)}, {d.name}, {_quoted(d.help)})," for d in declared]
-    call = "rlkit_script.flags(__doc__)"
+    call = ["rlkit_script.flags(__doc__)"]
     if rows:
-        call = "\n".join(
-            ["rlkit_script.flags(", f"{INDENT * 3}__doc__,", *(INDENT * 3 + row for row in rows), f"{INDENT * 2})"]
-        )
-    lines = [
+        call = ["rlkit_script.flags(", *(INDENT + row for row in ["__doc__,", *rows]), ")"]
+    return [
         "from rlkit import script as rlkit_script",
         "",
         'if __name__ in ("__main__", "__mp_main__"):  # the command line decides, in worker processes too',
         f"{INDENT}globals().update(",
-        f"{INDENT * 2}{call}",
+        *(INDENT * 2 + line for line in call),
         f"{INDENT})",
     ]
-    return "\n".join(lines).split("\n")
 
 
 def _quoted(text: str) -> str:
@@ -111,32 +90,18 @@ def _quoted(text: str) -> str:
 
 
 def _future(program: Program) -> list[str]:
-    names = sorted(
-        {
-            alias.name
-            for unit in program.units
-            if _is_future(unit)
-            for node in unit.nodes
-            if isinstance(node, ast.ImportFrom)
-            for alias in node.names
-        }
-    )
+    imports = [node for unit in program.units if _is_future(unit) for node in unit.nodes]
+    names = sorted({alias.name for node in imports for alias in getattr(node, "names", ())})
     return ["", f"from __future__ import {', '.join(names)}"] if names else []
 
 
 def _is_future(unit: Unit) -> bool:
-    return bool(unit.nodes) and all(
-        isinstance(node, ast.ImportFrom) and node.module == "__future__" for node in unit.nodes
-    )
+    return bool(unit.nodes) and all(getattr(node, "module", None) == "__future__" for node in unit.nodes)
 
 
 def _marker(cell: Cell) -> str:
     tags = [" ".join(tag.split()) for tag in cell.tags] or sorted(cell.roles)
     return f"# %% cell {cell.number}" + (f" [{', '.join(tags)}]" if tags else "")
-
-
-def _comment(text: str) -> list[str]:
-    return [f"# {line}".rstrip() for line in text.split("\n")]
 
 
 def _indented(lines: list[str]) -> list[str]:
@@ -153,7 +118,7 @@ def _block(code: CodeCell, units: Sequence[Unit], indent: str = "") -> list[str]
     kept = []
     for number in numbers:
         line = code.lines[number - 1]
-        if number not in code.inside_strings:
+        if number not in code.layout.inside_strings:
             line = indent + line if line.strip() else ""
         kept.append(line)
     if kept and kept[-1].endswith("\\"):  # the empty line that it is continued by

@@ -3,13 +3,12 @@
     any dataset -> `as_rows` -> rows -> `PromptTokenizer` -> token ids -> `PromptLoader` -> `PromptBatch`
 
 A prompt is plain text or a list of chat messages. It is tokenised here and nowhere else, with exactly one
-beginning-of-sequence token (known_faults B53); engines get token ids. Row ids are hashes of the row's content, so that
-a row keeps its id through filters, shuffles and restarts (known_faults B35, B46).
+beginning-of-sequence token; engines get token ids. A row's id is a hash of its content, so that it stays the same
+through filters, shuffles and restarts.
 """
 
-from rlkit.prompts.batch import make_batch
 from rlkit.prompts.identity import content_id
-from rlkit.prompts.loader import PromptLoader
+from rlkit.prompts.loader import PromptLoader, make_batch
 from rlkit.prompts.rows import as_rows
 from rlkit.prompts.tokens import PromptTokenizer, tokenize_prompt
 

@@ -1,9 +1,9 @@
-"""From a conversation to the text that its tokenizer's chat template makes of it, with every message in its place.
+"""Render a conversation with its tokenizer's chat template, with every message in its place.
 
 Templates leave out roles that they do not know, move system messages to the front, and rewrite the message that the
-assistant is to continue. None of that happens silently here: messages that lose their place are an error, and what the
-assistant continues is the generation prompt followed by its message, character for character. What templates remove
-from the inside of earlier answers (Qwen3: the thoughts of past turns) is their own format and stays removed.
+assistant is to continue. Here a message that is left out or moved is an error, and the assistant continues the
+generation prompt followed by its message, unchanged. What templates remove inside earlier answers (Qwen3: past
+thoughts) is the model's format and stays removed.
 """
 
 import datetime
@@ -21,27 +21,21 @@ TAG = re.compile(r"\s*([<\[][^<>\[\]\s]+[>\]])")  # <think>, [THINK]
 
 
 class ChatTemplate:
-    """The chat template of a tokenizer.
-
-    Args:
-        tokenizer: a transformers tokenizer with a chat template.
-        date: what templates that write today's date (`strftime_now`) write.
-    """
+    """The chat template of a tokenizer, with a fixed date for templates that write today's (`strftime_now`)."""
 
     def __init__(self, tokenizer: Any, date: datetime.date) -> None:
         self.tokenizer, self.date = tokenizer, date
         self._known: set[int] = set()  # shapes of conversations in which every message keeps its place
 
     def render(self, messages: Sequence[Mapping[str, Any]], kwargs: Mapping[str, Any]) -> tuple[str, str]:
-        """The text of plain messages, and its end that no truncation may touch.
-
-        The end is the generation prompt, or the generation prompt with the message that the assistant is to continue.
+        """The text of plain messages, and its end that no truncation may touch: the generation prompt with the message
+        that the assistant is to continue, if there is one.
 
         Raises:
             ValueError: the template refuses the conversation, leaves out or moves a message, or cannot continue one.
         """
         if len(messages) > 1 and messages[-1]["role"] == "assistant" and _is_empty(messages[-1]):
-            messages = messages[:-1]  # an empty beginning of an answer is no beginning
+            messages = messages[:-1]  # nothing to continue
         if messages[-1]["role"] == "assistant":
             return self._continue(messages[:-1], messages[-1], kwargs)
         text = self._apply(messages, kwargs)
@@ -94,7 +88,7 @@ class ChatTemplate:
     def _check_places(self, messages: Sequence[Mapping[str, Any]], kwargs: Mapping[str, Any]) -> None:
         """Refuse a conversation of which the template leaves out or moves a message.
 
-        Marks in place of the contents tell, whatever the contents are; so one rendering does for each shape.
+        Marks replace the contents, so one rendering decides for all conversations of the same roles and settings.
         """
         marked, marks = [], []
         for number, message in enumerate(messages):

@@ -1,4 +1,4 @@
-"""What a row is known by: a hash of its content, the same in every process, dataset and run (known_faults B35, B46)."""
+"""Row ids: a hash of the row's content, since a position means another row after a filter or shuffle."""
 
 import datetime
 import decimal
@@ -48,12 +48,12 @@ def without_none(value: Any) -> Any:
 
 
 def plain_row(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A row as every source gives it: a column may be None, a key inside a column is then left out."""
+    """A row without the None keys inside its columns; a column itself may be None."""
     return {name: without_none(value) for name, value in row.items()}
 
 
 def _canonical(value: Any) -> Any:
-    """A value in the one form that is hashed, whatever table it went through."""
+    """The form of a value that is hashed, the same for every table that it went through."""
     if isinstance(value, Mapping):
         return {key: form for key, item in value.items() if (form := _canonical(item)) is not None}
     if hasattr(value, "tolist"):  # arrays and tensors
@@ -66,11 +66,7 @@ def _canonical(value: Any) -> Any:
 
 
 def _plain(value: object) -> object:
-    """What json cannot write itself, in a form that is the same in every process.
-
-    Raises:
-        TypeError: an object that has no such form.
-    """
+    """What json cannot write, in a form that is the same in every process; TypeError if there is none."""
     if isinstance(value, bytes):
         return value.hex()
     if isinstance(value, (set, frozenset)):

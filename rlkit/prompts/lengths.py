@@ -1,8 +1,7 @@
-"""Prompts that are too long: an error that names them, left out, or cut on the left (known_faults B55).
+"""Prompts that are too long: an error that names them, left out, or cut on the left.
 
-What is cut is the beginning of the text, never what the model continues: the generation prompt of a conversation (or
-the answer that it is to continue), and the beginning-of-sequence token stays in front. A cut prompt keeps its row, its
-columns and its group; only the tokens that the model sees are fewer.
+A cut removes the beginning of the text. The generation prompt of a conversation (or the answer to continue) and the
+beginning-of-sequence token stay. A cut prompt keeps its row, its columns and its group.
 """
 
 import logging
@@ -10,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from rlkit.prompts.tokens import PromptTokenizer, Rendered
+from rlkit.prompts.tokens import NO_TOKEN, PromptTokenizer, Rendered
 
 logger = logging.getLogger(__name__)
 
@@ -20,12 +19,7 @@ SPECIALS, EXPANSION = 16, 36  # tokens that a tokenizer may add, and the most th
 
 @dataclass(frozen=True)
 class LengthRule:
-    """What holds for the length of prompts.
-
-    Attributes:
-        limit: most tokens of a prompt, or None.
-        on_long: what happens to longer ones.
-    """
+    """The most tokens that a prompt may have, and what happens to longer ones."""
 
     limit: int | None
     on_long: OnLong
@@ -40,6 +34,26 @@ class LengthRule:
             return False
         most = len(prompt.text) * (1 if prompt.text.isascii() else EXPANSION) + SPECIALS
         return self.limit is None or most <= self.limit
+
+    def too_long(self, tokens: int) -> bool:
+        """Whether a prompt has more tokens than the limit."""
+        return self.limit is not None and tokens > self.limit
+
+    def fit(
+        self, prompts: Sequence[Rendered], names: Sequence[str], tokenizer: PromptTokenizer, *, cut: bool
+    ) -> list[tuple[list[int], int]]:
+        """Token ids of prompts, cut to the limit if asked, and the number of tokens before the cut.
+
+        Raises:
+            ValueError: a prompt without tokens, or one that cannot be cut.
+        """
+        found = []
+        for prompt, ids, name in zip(prompts, tokenizer.encode(prompts), names, strict=True):
+            if not ids:
+                raise ValueError(f"{name}: {NO_TOKEN}")
+            short = self.cut(ids, prompt, tokenizer, name) if cut and self.too_long(len(ids)) else ids
+            found.append((short, len(ids)))
+        return found
 
     def cut(self, ids: Sequence[int], prompt: Rendered, tokenizer: PromptTokenizer, where: str) -> list[int]:
         """The last tokens of a prompt that is too long, with its beginning-of-sequence token in front.
@@ -59,26 +73,12 @@ class LengthRule:
         return front + list(ids[len(ids) - (self.limit - len(front)) :])
 
 
-def describe(lengths: Sequence[tuple[int, int]]) -> str:
-    """The first rows that are too long, as words: (place, tokens) each.
-
-    Example:
-        >>> describe([(3, 900), (5, 800)])
-        'row 3 (900 tokens), row 5 (800 tokens)'
-    """
-    shown = ", ".join(f"row {place} ({tokens} tokens)" for place, tokens in lengths[:5])
-    return shown + (f" and {len(lengths) - 5} more" if len(lengths) > 5 else "")
-
-
 def report(long: Sequence[tuple[int, int]], total: int, rule: LengthRule, where: str) -> None:
-    """Say which prompts are too long, in the way that the rule asks for.
-
-    Raises:
-        ValueError: where the rule is "error", or no prompt is left.
-    """
+    """Log which prompts, as (row, tokens), are too long; a ValueError if the rule is "error" or no prompt is left."""
     if not long:
         return
-    shown = describe(long)
+    shown = ", ".join(f"row {place} ({tokens} tokens)" for place, tokens in long[:5])
+    shown += f" and {len(long) - 5} more" if len(long) > 5 else ""
     if rule.on_long == "error":
         raise ValueError(
             f"{where}: {len(long)} prompt(s) are longer than {rule.limit} tokens: {shown}. Raise max_prompt_length, "
@@ -91,7 +91,7 @@ def report(long: Sequence[tuple[int, int]], total: int, rule: LengthRule, where:
 
 
 def check_rule(max_prompt_length: Any, on_long: Any, where: str) -> None:
-    """Refuse a limit or a way of dealing with long prompts that does not exist."""
+    """Raise ValueError for an invalid limit or an unknown `on_long`."""
     if max_prompt_length is not None and not (isinstance(max_prompt_length, int) and max_prompt_length >= 1):
         raise ValueError(
             f"{where}: max_prompt_length must be a whole number of at least 1, or None, got {max_prompt_length!r}."

@@ -1,17 +1,19 @@
-"""`PromptLoader`: the prompts of each step, epoch after epoch, from a position that a checkpoint can continue."""
+"""`PromptLoader` serves the prompts of each step, epoch after epoch; `make_batch` makes one batch of given rows."""
 
 import datetime
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from rlkit.distributed import collectives
-from rlkit.prompts.batch import batch_of
+from rlkit.prompts.identity import content_id, plain_row
 from rlkit.prompts.lengths import LengthRule, OnLong, check_rule
 from rlkit.prompts.rows import as_rows, is_stream
 from rlkit.prompts.supply import MapSupply, StreamSupply
 from rlkit.prompts.tokens import PromptTokenizer
 from rlkit.support.process_state import current
-from rlkit.types import PromptBatch
+from rlkit.types import Prompt, PromptBatch
 
 if TYPE_CHECKING:
     from rlkit.policy import Policy
@@ -125,7 +127,7 @@ class PromptLoader:
                 )
         mine = collectives.share(taken.total)
         groups = range(self.served, self.served + taken.total)[mine]
-        batch = batch_of(taken.rows, taken.token_ids, groups)
+        batch = _batch(taken.rows, taken.token_ids, groups)
         self.served += taken.total
         self._position = taken.position
         if taken.ended:
@@ -149,16 +151,16 @@ class PromptLoader:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a saved position; a stream is read up to it. The policy takes over the saved date.
+        """Continue from a saved position; a stream is read up to it. The policy takes over the saved date.
 
         Raises:
-            ValueError: the state belongs to another dataset size, seed or order: its position would mean other prompts.
+            ValueError: the state was saved with another dataset size, seed or order.
         """
         for name, own in (("seed", self.seed), ("rows", self._rows), ("shuffle", self.shuffle)):
             if state[name] != own:
                 raise ValueError(
                     f"PromptLoader.load_state_dict: the saved position was made with {name}={state[name]}, this loader "
-                    f"has {name}={own}; the same position would be other prompts."
+                    f"has {name}={own}, so the saved position would select other prompts."
                 )
         if "date" in state:
             self._template.date = self._policy.date = datetime.date.fromisoformat(state["date"])
@@ -167,6 +169,37 @@ class PromptLoader:
     def __repr__(self) -> str:
         many = "a stream of" if self._rows is None else f"{self._rows}"
         return f"PromptLoader({many} prompts, batch_size={self.batch_size}, epoch {self.epoch}, {self.served} served)"
+
+
+def make_batch(
+    policy: "Policy",
+    rows: Sequence[Prompt | Mapping[str, Any]],
+    *,
+    first_group_id: int = 0,
+    **chat_template_kwargs: Any,
+) -> PromptBatch:
+    """A PromptBatch from prompts or dataset rows, numbered from `first_group_id`.
+
+    Raises:
+        TypeError, ValueError: a prompt that cannot be tokenised; the error names the row.
+
+    Example: `rl.make_batch(policy, ["12+34=", {"prompt": "1+1=", "answer": "2"}])`
+    """
+    if isinstance(rows, str):
+        raise TypeError("make_batch: expected a list of prompts or rows, got one string; write [prompt].")
+    full = [dict(row) if isinstance(row, Mapping) else {"prompt": row} for row in rows]
+    tokenizer = PromptTokenizer(policy.tokenizer, chat_template_kwargs, date=policy.date)
+    ids = tokenizer.encode_rows(full, [f"make_batch: row {place}" for place in range(len(full))])
+    return _batch(full, ids, range(first_group_id, first_group_id + len(full)))
+
+
+def _batch(rows: Sequence[dict[str, Any]], token_ids: Sequence[Sequence[int]], groups: Sequence[int]) -> PromptBatch:
+    return PromptBatch(
+        rows=tuple(plain_row(row) for row in rows),
+        token_ids=tuple(tuple(ids) for ids in token_ids),
+        row_id=torch.tensor([content_id(row) for row in rows], dtype=torch.int64),
+        group_id=torch.tensor(list(groups), dtype=torch.int64),
+    )
 
 
 def _longest(policy: "Policy") -> int | None:

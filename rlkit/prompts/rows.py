@@ -1,12 +1,10 @@
-"""What a dataset may be: anything that has rows, brought into one of two forms.
+"""Read datasets of any form as one of two:
 
-- `as_rows`: rows with a length that can be had by number. A `datasets.Dataset`, a list of dicts, a pandas frame, a
-  JSON, JSON Lines, Parquet or CSV file, or a folder of them. `datasets` reads the files; nothing comes from a hub.
-- a stream: rows one after the other, as often as asked. A `datasets.IterableDataset`, or a function that returns a
-  fresh iterator at each call.
+- rows with a length, by number (`as_rows`): a `datasets.Dataset`, a list of dicts, a pandas frame, a JSON, JSON Lines,
+  Parquet or CSV file, or a folder of them;
+- a stream: a `datasets.IterableDataset`, or a function that returns a new iterator at each call.
 
-A generator or another one-time iterator is refused: it cannot be read a second time, so neither a second epoch nor a
-resumed run could have it.
+A generator or another one-time iterator is refused: a second epoch or a resumed run could not read it again.
 """
 
 import json
@@ -29,7 +27,7 @@ class Rows(Protocol):
 
 
 def is_stream(dataset: Any) -> bool:
-    """True for a `datasets.IterableDataset`, or a function that gives an iterator of rows."""
+    """True for a `datasets.IterableDataset` or a function."""
     if callable(dataset) and not hasattr(dataset, "__getitem__"):
         return not isinstance(dataset, type)
     # Its base class, torch's Dataset, has a __getitem__ that only raises.
@@ -37,17 +35,14 @@ def is_stream(dataset: Any) -> bool:
 
 
 def as_rows(dataset: Any, where: str) -> Rows:
-    """The rows of a dataset of any form that has a length, with a `prompt` column.
+    """The rows of a dataset with a length and a `prompt` column, as a `datasets.Dataset` or a list.
 
     Args:
         dataset: a `datasets.Dataset`, a list of dicts, a pandas frame, or the path of a file or folder.
-        where: who asks, for the errors.
-
-    Returns:
-        A `datasets.Dataset` or a list: it has a length, and rows by number.
+        where: name of the caller, for the errors.
 
     Raises:
-        TypeError, ValueError, FileNotFoundError: say what came and what to do.
+        TypeError, ValueError, FileNotFoundError: no such dataset, or one without rows or prompts.
 
     Example:
         >>> as_rows([{"prompt": "1+1=", "answer": "2"}], "example")[0]["answer"]
@@ -59,7 +54,7 @@ def as_rows(dataset: Any, where: str) -> Rows:
 
 
 def any_rows(dataset: Any, where: str) -> Rows:
-    """As `as_rows`, whatever the columns are."""
+    """As `as_rows`, with any columns."""
     if isinstance(dataset, (str, os.PathLike)):
         dataset = _read(Path(dataset), where)
     elif type(dataset).__module__.startswith("pandas"):
@@ -98,12 +93,7 @@ def check_columns(row: Any, where: str) -> None:
 
 
 def iterate(stream: Any, where: str, *, seed: int | None, epoch: int) -> Iterator[Mapping[str, Any]]:
-    """The rows of a stream from its beginning, in an order that seed and epoch decide; a seed of None keeps its order.
-
-    Raises:
-        TypeError: a function that gives no iterator, or rows that are no dicts.
-        ValueError: a function whose rows are to be shuffled.
-    """
+    """The rows of a stream from its beginning, shuffled by seed and epoch; a seed of None keeps its order."""
     if callable(stream) and not hasattr(stream, "take"):
         if seed is not None:
             raise ValueError(f"{where}: a function's rows come in its own order; pass shuffle=False.")
@@ -133,7 +123,7 @@ def _advice(dataset: Any) -> str:
 
 
 def _rows_of_frame(frame: Any, where: str) -> list[dict[str, Any]]:
-    """The rows of a pandas frame as plain data, as they would stand in a list; a missing cell is None."""
+    """The rows of a pandas frame as plain data; a missing cell is None."""
     if not hasattr(frame, "columns"):
         raise TypeError(f"{where}: got a pandas {type(frame).__name__}; pass a frame with a 'prompt' column.")
     if not frame.columns.is_unique:

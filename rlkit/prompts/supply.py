@@ -1,7 +1,7 @@
-"""Where a loader takes its next rows from: rows with a length, or a stream.
+"""Where a loader takes its rows from: rows with a length, or a stream.
 
-Both answer one question: the rows after a position of an epoch. The position is a number, so a checkpoint holds it, and
-a resumed stream skips to it. Every process asks the same question and gets the same answer; each then keeps its share.
+Both return the rows after a position of an epoch. The position is a number, so a checkpoint can hold it, and a resumed
+stream skips to it. Every process takes the same rows and keeps its share.
 """
 
 import itertools
@@ -15,22 +15,14 @@ from rlkit.distributed import collectives
 from rlkit.prompts.identity import content_id
 from rlkit.prompts.lengths import LengthRule, report
 from rlkit.prompts.rows import Rows, check_columns, iterate
-from rlkit.prompts.tokens import NO_TOKEN, PromptTokenizer
+from rlkit.prompts.tokens import PromptTokenizer
 
 CHUNK = 1024  # rows rendered and tokenised at once
 SLOW = 2.0  # seconds after which a progress bar appears
 
 
 class Taken(NamedTuple):
-    """Rows that a supply gave.
-
-    Attributes:
-        rows: with every column.
-        token_ids: of their prompts.
-        total: how many were taken over all processes; the rows are this process's share of them.
-        position: after them.
-        ended: True if the epoch is over.
-    """
+    """Rows that a supply gave: this process's share of `total`, the position after them, and if the epoch is over."""
 
     rows: list[dict[str, Any]]
     token_ids: list[list[int]]
@@ -40,9 +32,9 @@ class Taken(NamedTuple):
 
 
 class MapSupply:
-    """Rows with a length: each is looked at once, before the first step, so that no run fails on row 190,000.
+    """Rows with a length, all checked before the first step, so that no run fails on row 190,000.
 
-    Tokens are made when a row is served: what can be seen to fit without them is not tokenised twice.
+    Tokens are made when a row is served; the check tokenises only what may be too long.
     """
 
     def __init__(
@@ -57,7 +49,7 @@ class MapSupply:
         return len(self.places)
 
     def _inspect(self) -> Sequence[int]:
-        """Places of the rows that are served, after a look at all of them."""
+        """Check every row; return the places of those that are served."""
         from tqdm.auto import tqdm
 
         long: list[tuple[int, int]] = []
@@ -70,13 +62,15 @@ class MapSupply:
                 names = [self._name(start + number) for number in range(len(chunk))]
                 shown = [self.tokenizer.render_row(row, name) for row, name in zip(chunk, names, strict=True)]
                 unsure = [number for number, one in enumerate(shown) if not self.rule.surely_fits(one)]
-                for number, ids in zip(unsure, self.tokenizer.encode([shown[n] for n in unsure]), strict=True):
-                    if not ids:
-                        raise ValueError(f"{names[number]}: {NO_TOKEN}")
-                    if self.rule.limit is not None and len(ids) > self.rule.limit:
-                        long.append((start + number, len(ids)))
-                        if self.rule.on_long == "truncate-left":
-                            self.rule.cut(ids, shown[number], self.tokenizer, names[number])  # it may be impossible
+                fitted = self.rule.fit(
+                    [shown[number] for number in unsure],
+                    [names[number] for number in unsure],
+                    self.tokenizer,
+                    cut=self.rule.on_long == "truncate-left",
+                )
+                for number, (_, tokens) in zip(unsure, fitted, strict=True):
+                    if self.rule.too_long(tokens):
+                        long.append((start + number, tokens))
                 if isinstance(self.rows, list):  # a Dataset holds plain data by nature, a list may hold anything
                     for row in chunk:
                         content_id(row)
@@ -107,14 +101,16 @@ class MapSupply:
         places = order[position : position + count]
         mine = places[collectives.share(len(places))]  # whole groups; all of them with one process
         rows = [dict(self.rows[place]) for place in mine]
-        ids = _encode(self.tokenizer, self.rule, rows, [self._name(place) for place in mine])
+        names = [self._name(place) for place in mine]
+        shown = [self.tokenizer.render_row(row, name) for row, name in zip(rows, names, strict=True)]
+        ids = [one for one, _ in self.rule.fit(shown, names, self.tokenizer, cut=True)]
         position += len(places)
         left = len(order) - position
         return Taken(rows, ids, len(places), position, left == 0 or (self.drop_last and left < count))
 
 
 class StreamSupply:
-    """Rows of a stream. Its position counts rows read, those that were left out for their length included."""
+    """Rows of a stream. The position counts rows read, also those left out for their length."""
 
     def __init__(
         self, stream: Any, tokenizer: PromptTokenizer, rule: LengthRule, *, seed: int, shuffle: bool, drop_last: bool
@@ -130,7 +126,7 @@ class StreamSupply:
         self._at = None
 
     def _open(self, epoch: int, position: int) -> Iterator[Mapping[str, Any]]:
-        """The rows after a position; where the last `take` did not end there, the stream is read from its beginning."""
+        """The rows after a position; the stream is read from its beginning unless the last `take` ended there."""
         if self._at != (epoch, position):
             rows = iterate(self.stream, "PromptLoader", seed=self.seed, epoch=epoch)
             self._left = itertools.islice(rows, position, None)
@@ -148,15 +144,12 @@ class StreamSupply:
             ended = len(read) < count - len(rows)
             names = [f"PromptLoader: row {position + number} of the stream" for number in range(len(read))]
             shown = [self.tokenizer.render_row(row, name) for row, name in zip(read, names, strict=True)]
-            for number, ids in enumerate(self.tokenizer.encode(shown)):
-                if not ids:
-                    raise ValueError(f"{names[number]}: {NO_TOKEN}")
-                if self.rule.limit is not None and len(ids) > self.rule.limit:
-                    long.append((position + number, len(ids)))
+            fitted = self.rule.fit(shown, names, self.tokenizer, cut=self.rule.on_long == "truncate-left")
+            for number, (ids, tokens) in enumerate(fitted):
+                if self.rule.too_long(tokens):
+                    long.append((position + number, tokens))
                     if self.rule.on_long == "skip":
                         continue
-                    if self.rule.on_long == "truncate-left":
-                        ids = self.rule.cut(ids, shown[number], self.tokenizer, names[number])
                 rows.append(read[number])
                 token_ids.append(ids)
             position += len(read)
@@ -172,22 +165,8 @@ class StreamSupply:
         return Taken(rows[mine], token_ids[mine], len(rows), position, ended)
 
 
-def _encode(
-    tokenizer: PromptTokenizer, rule: LengthRule, rows: Sequence[dict[str, Any]], names: Sequence[str]
-) -> list[list[int]]:
-    """Token ids of rows that were inspected, cut where the rule says so."""
-    shown = [tokenizer.render_row(row, name) for row, name in zip(rows, names, strict=True)]
-    found = tokenizer.encode(shown)
-    for number, ids in enumerate(found):
-        if not ids:
-            raise ValueError(f"{names[number]}: {NO_TOKEN}")
-        if rule.limit is not None and len(ids) > rule.limit:
-            found[number] = rule.cut(ids, shown[number], tokenizer, names[number])
-    return found
-
-
 def _chunk(rows: Any, start: int, stop: int) -> list[Any]:
-    """Rows start to stop, read at once where the dataset can."""
+    """Rows start to stop, in one read if the dataset can."""
     if hasattr(rows, "column_names"):
         columns = rows[start:stop]
         return [dict(zip(columns, cells, strict=True)) for cells in zip(*columns.values(), strict=True)]

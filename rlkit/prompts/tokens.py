@@ -1,13 +1,12 @@
-"""From a prompt to its token ids, in batches.
+"""From prompts to token ids, in batches.
 
-A conversation goes through the tokenizer's chat template and becomes text; a text gets the tokenizer's own special
-tokens unless it begins with them already. So each prompt has exactly one beginning-of-sequence token if its tokenizer
-uses one (known_faults B53), and no end token at its end. Several in front become one. One that is spelled out in a
-message or further on in a text would be a second beginning, and is refused; but a text that begins with it is written
-in the model's own format, which may repeat it (Llama 2).
+A conversation goes through the tokenizer's chat template and becomes text. A text gets the tokenizer's special tokens
+unless it begins with them already. So each prompt has exactly one beginning-of-sequence token if its tokenizer uses
+one, and no end token. Several in front become one; one inside a message or later in a text is refused. A text that
+begins with it is in the model's own format, which may repeat it (Llama 2).
 
-Left out: tools. rlkit does not run them, so a prompt must not offer them: a `tools` column stays a column for reward
-functions, and one warning says so. Images are refused in words.
+rlkit does not run tools, so a `tools` column is left out of the prompt and goes to the reward functions, with one
+warning. Images are an error.
 """
 
 import datetime
@@ -50,10 +49,10 @@ class PromptTokenizer:
         tokenizer: a transformers tokenizer.
         chat_template_kwargs: for the chat template, e.g. {"enable_thinking": False}. A row's own column
             `chat_template_kwargs` comes on top (TRL's name and meaning).
-        date: what a template that writes today's date writes; None takes today, now and for as long as this lives.
+        date: for a template that writes today's date; None takes the day on which this object is made.
 
     Raises:
-        ValueError: a setting that rlkit itself decides (tokenize, add_generation_prompt ...).
+        ValueError: a setting that rlkit decides (tokenize, add_generation_prompt ...).
     """
 
     def __init__(
@@ -71,11 +70,7 @@ class PromptTokenizer:
         self._adds_bos = bos is not None and list(tokenizer("a", verbose=False)["input_ids"][:1]) == [bos]
 
     def render_row(self, row: Mapping[str, Any], where: str) -> Rendered:
-        """The text of a row's prompt; an error names the row.
-
-        Raises:
-            TypeError, ValueError: as in `tokenize_prompt`.
-        """
+        """The text of a row's prompt; a TypeError or ValueError names the row."""
         if not isinstance(row, Mapping):
             raise TypeError(f"{where} must be a dict with a 'prompt', got {type(row).__name__}: {str(row)[:60]!r}.")
         if "prompt" not in row:
@@ -91,18 +86,12 @@ class PromptTokenizer:
         try:
             if not isinstance(own, Mapping):
                 raise TypeError(f"the column chat_template_kwargs must hold a dict, got {type(own).__name__}.")
-            # A dataset on disk gives every row the keys of all rows; None stands for those that it has not.
             return self.render(row["prompt"], without_none(own))
         except (TypeError, ValueError) as error:
             raise type(error)(f"{where}: {error}") from error
 
     def render(self, prompt: Prompt, own_kwargs: Mapping[str, Any] | None = None) -> Rendered:
-        """The text of a prompt.
-
-        Raises:
-            TypeError: neither text nor a list of messages.
-            ValueError: no chat template, or a message that cannot be shown to the model.
-        """
+        """The text of a prompt; errors as in `tokenize_prompt`."""
         if isinstance(prompt, str):
             check_unicode(prompt)
             bos = self.tokenizer.bos_token
@@ -138,13 +127,13 @@ class PromptTokenizer:
             )
 
     def encode(self, prompts: Sequence[Rendered]) -> list[list[int]]:
-        """Token ids of rendered prompts: one call of the tokenizer for all that are treated alike."""
+        """Token ids of rendered prompts: one call of the tokenizer with special tokens, one without."""
         ids: list[list[int]] = [[] for _ in prompts]
         for special in (True, False):
             places = [place for place, prompt in enumerate(prompts) if prompt.special is special]
             if places:
                 texts = [prompts[place].text for place in places]
-                found = self.tokenizer(  # verbose=False: of lengths LengthRule and `sample` speak, and name the row
+                found = self.tokenizer(  # verbose=False: LengthRule and `sample` report lengths
                     texts, add_special_tokens=special, return_attention_mask=False, verbose=False
                 )["input_ids"]
                 for place, one in zip(places, found, strict=True):
@@ -152,9 +141,7 @@ class PromptTokenizer:
         return ids
 
     def _open(self, ids: list[int], text: str) -> list[int]:
-        """With one beginning of those that stand in front, and without the end token with which a tokenizer may close
-        every text: a prompt must stay open.
-        """
+        """Drop all but one beginning-of-sequence token, and the end token that some tokenizers append."""
         bos, end = self.tokenizer.bos_token_id, self.tokenizer.eos_token_id
         while bos is not None and ids[:2] == [bos, bos]:
             ids = ids[1:]

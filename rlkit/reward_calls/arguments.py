@@ -1,8 +1,8 @@
-"""What a reward function is offered, and which of it a function accepts.
+"""What a reward function is offered, which of it a function accepts, and under which name it is logged.
 
 The arguments are TRL's: prompts, completions, completion_ids, trainer_state, log_extra, log_metric and every dataset
 column, one value per completion. One is ours: `group_ids`, for functions that compare the completions of a prompt. Each
-function gets copies of its own, of the arguments that it accepts by name and of nothing else (known_faults B34, B98).
+function gets copies of the arguments that it accepts by name, and nothing else.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ NOT_COLUMNS = ("prompt", "completion", *OWN)
 class StepState:
     """What a reward function sees as `trainer_state`, for rewards that change during a run; TRL's names.
 
-    Inside `run.steps` it is made by itself; elsewhere `rl.score(rollout, rewards, state=StepState(step, max_steps))`.
+    Made by `score` inside `run.steps`; elsewhere `rl.score(rollout, rewards, state=StepState(step, max_steps))`.
 
     Attributes:
         global_step: optimizer steps done before this one.
@@ -53,11 +53,8 @@ class RewardLog:
         """`log_extra`: a further column of the completions table."""
         if column in ("group_id", "reward") or column.startswith(("rewards/", "failures/")):
             raise ValueError(f"log_extra({column!r}): the table has a column of that name; choose another one.")
-        if (
-            isinstance(values, str | bytes | Mapping)
-            or not hasattr(values, "__len__")
-            or not getattr(values, "ndim", 1)
-        ):
+        listed = hasattr(values, "__len__") and getattr(values, "ndim", 1) > 0
+        if isinstance(values, str | bytes | Mapping) or not listed:
             raise TypeError(f"log_extra({column!r}): expected a list of values, got {type(values).__name__}.")
         if len(values) != self._count:
             raise ValueError(
@@ -85,24 +82,15 @@ class RewardLog:
 
 @dataclass(frozen=True)
 class Accepted:
-    """The arguments that a function takes of those offered.
+    """The arguments that a function takes of those offered."""
 
-    Attributes:
-        positional: names of its positional-only parameters.
-        named: the other names.
-        by_group: it asks for `group_ids`, so it must see whole groups.
-    """
-
-    positional: tuple[str, ...]
+    positional: tuple[str, ...]  # positional-only
     named: tuple[str, ...]
-    by_group: bool = False
+    by_group: bool = False  # it asks for `group_ids`, so it must see whole groups
 
 
 def accepted(function: Any, offered: Iterable[str]) -> Accepted:
-    """Which of the offered arguments a function accepts. What a partial has bound already stays as it is.
-
-    Raises:
-        TypeError: it needs an argument that is not offered.
+    """Which of the offered arguments a function accepts; a TypeError if it needs another. Bound ones of a partial stay.
 
     Example:
         >>> accepted(lambda completions, scale=2: None, ["prompts", "completions"]).named
@@ -133,6 +121,42 @@ def _bound(function: Any) -> set[str]:
     return names
 
 
+def unwrapped(function: Any) -> Any:
+    """The function inside of partials."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    return function
+
+
+def own_name(function: Any) -> str:
+    """The function's own name; a partial's is that of its function, an object's that of its class.
+
+    Example:
+        >>> own_name(len), own_name(lambda: 0)
+        ('len', 'lambda')
+    """
+    function = unwrapped(function)
+    name = getattr(function, "__name__", None)
+    if not isinstance(name, str) or not name:
+        name = type(function).__name__
+    return "lambda" if name == "<lambda>" else name
+
+
+def unique_names(functions: Sequence[Any]) -> tuple[str, ...]:
+    """The functions' own names, numbered where two are alike."""
+    names: list[str] = []
+    taken: set[str] = set()
+    for function in functions:
+        name = own_name(function)
+        unique, number = name, 1
+        while unique in taken:
+            number += 1
+            unique = f"{name}_{number}"
+        taken.add(unique)
+        names.append(unique)
+    return tuple(names)
+
+
 class Offer:
     """The arguments that a rollout offers, for all its rows or some."""
 
@@ -152,22 +176,20 @@ class Offer:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Everything there is."""
+        """Of all arguments."""
         return (*self._columns, *OWN)
 
     def value(self, name: str, rows: Sequence[int]) -> Any:
-        """One argument for the given rows, as a copy: what a function does to it reaches nobody else."""
+        """One argument for the given rows, as a copy: a function may change it."""
         if name == "trainer_state":
             return self.state
-        whole: Sequence[Any] = {
-            "prompts": self.rollout.prompts,
-            "completions": self.rollout.completions,
-            "group_ids": self._groups,
-        }.get(name, ())
+        whole: Sequence[Any]
         if name == "completion_ids":
             whole = self._ids
-        elif name not in OWN:
-            whole = self._columns[name]
+        elif name == "group_ids":
+            whole = self._groups
+        else:
+            whole = getattr(self.rollout, name) if name in OWN else self._columns[name]
         return [copy.deepcopy(whole[row]) if isinstance(whole[row], (list, dict)) else whole[row] for row in rows]
 
     def units(self, by_group: bool) -> list[list[int]]:
@@ -180,5 +202,5 @@ class Offer:
         return list(rows.values())
 
     def show(self, row: int) -> str:
-        """A completion as it stands in a message; `repr`, since it may hold anything."""
+        """A completion for a message."""
         return f"completion {row}: {text_of(self.rollout.completions[row])[:200]!r}"

@@ -1,4 +1,4 @@
-"""One reward function on one rollout: the call that is to be made, and what came of it."""
+"""One reward call and its outcome."""
 
 import logging
 import math
@@ -8,9 +8,9 @@ from typing import Any
 
 from rlkit.record import printable
 from rlkit.reward_calls.arguments import Accepted, Offer, RewardLog, StepState
+from rlkit.reward_calls.child import TimedOut
 from rlkit.reward_calls.return_values import as_list, as_number
 from rlkit.reward_calls.settings import Limits
-from rlkit.reward_calls.worker import TimedOut
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ class Failed(Exception):
         """From an exception of this process, which stays its cause."""
         try:
             text = str(error)
-        except Exception:  # an error of the function's own class, which cannot even say what it is
+        except Exception:  # of the function's own class, with a broken __str__
             text = "(its text cannot be had)"
         failed = cls(type(error).__name__, text)
         failed.__cause__ = error
@@ -72,32 +72,20 @@ class Job:
 
 @dataclass
 class Outcome:
-    """What came of a job.
-
-    Attributes:
-        job: the job.
-        values: a reward per row, NaN where there is none.
-        log: columns and numbers that the function logged.
-        errors: row to what went wrong there.
-        late: rows for which the time ran out.
-    """
+    """Rewards and failures of a job."""
 
     job: Job
-    values: list[float] = field(init=False)
+    values: list[float] = field(init=False)  # one per row, NaN where there is none
     log: RewardLog = field(init=False)
-    errors: dict[int, str] = field(default_factory=dict)
-    late: list[int] = field(default_factory=list)
+    errors: dict[int, str] = field(default_factory=dict)  # by row
+    late: list[int] = field(default_factory=list)  # rows that were lost to the timeout
 
     def __post_init__(self) -> None:
         self.values = [math.nan] * len(self.job.offer)
         self.log = RewardLog(len(self.job.offer))
 
     def put(self, rows: Sequence[int], returned: Any, log: RewardLog) -> None:
-        """Take over what a call on some of the rows gave.
-
-        Raises:
-            TypeError, ValueError: it is not one number per row; see `rlkit.reward_calls.return_values`.
-        """
+        """Store the rewards of some rows; a TypeError or ValueError if they are not one number per row."""
         for row, value in zip(rows, as_list(returned, self.job.name, len(rows)), strict=True):
             try:
                 self.values[row] = as_number(value, self.job.name, row)
@@ -108,11 +96,7 @@ class Outcome:
         self.log.merge(rows, log)
 
     def lose(self, rows: Sequence[int], why: Failed | TimedOut) -> None:
-        """Note that some of the rows got no reward.
-
-        Raises:
-            RuntimeError: the function failed, and that is not tolerated.
-        """
+        """Record that some rows got no reward; a RuntimeError if the function failed and `on_error="raise"`."""
         if isinstance(why, TimedOut):
             self.late += rows
             value = self.job.limits.on_timeout

@@ -17,8 +17,9 @@ from typing import Any
 from rlkit.reward_calls import worker as workers
 from rlkit.reward_calls.arguments import RewardLog, StepState
 from rlkit.reward_calls.call import LOGS, Failed, Job
+from rlkit.reward_calls.child import Died, TimedOut
 from rlkit.reward_calls.event_loop import shared_loop
-from rlkit.reward_calls.worker import CannotSend, TimedOut
+from rlkit.reward_calls.worker import CannotSend
 
 logger = logging.getLogger(__name__)
 
@@ -34,17 +35,20 @@ def call_here(job: Job, rows: Sequence[int]) -> tuple[Any, RewardLog]:
     try:
         returned = job.function(*positional, **named)
         if inspect.isawaitable(returned):
-            loop = shared_loop()
-            returned = loop.wait(loop.submit(awaited(returned)))
+            future = shared_loop().submit(awaited(returned))
+            try:
+                returned = future.result()
+            finally:
+                future.cancel()  # after an interrupt; nothing otherwise
     except (Failed, KeyboardInterrupt):
         raise
-    except BaseException as error:  # sys.exit() and a cancelled task are the function's failure, not the run's end
+    except BaseException as error:  # sys.exit() or a cancelled task must not end the run
         raise Failed.of(error) from error
     return returned, log
 
 
 async def awaited(value: Any) -> Any:
-    """What an awaitable gives. sys.exit() in it fails like any error: asyncio would end the loop of all for it."""
+    """The result of an awaitable. sys.exit() in it becomes `Failed`, since asyncio would end the loop."""
     try:
         return await value
     except (SystemExit, KeyboardInterrupt) as error:
@@ -61,7 +65,11 @@ class Here:
         self.job = job
 
     def prepare(self) -> None:
-        """There is nothing to start."""
+        """Do nothing; so do the next two."""
+
+    def abandon(self) -> None: ...  # noqa: D102
+
+    def close(self) -> None: ...  # noqa: D102
 
     def __call__(self, rows: Sequence[int], seconds: float | None) -> tuple[Any, RewardLog]:
         """Call the function on some of the rows."""
@@ -72,11 +80,7 @@ class InThread(Here):
     """Calls in a daemon thread of its own: the caller goes on when the time is over, the function cannot be stopped."""
 
     def __call__(self, rows: Sequence[int], seconds: float | None) -> tuple[Any, RewardLog]:
-        """Call the function on some of the rows.
-
-        Raises:
-            RuntimeError: too many earlier calls have never ended.
-        """
+        """Call the function on some of the rows; a RuntimeError if too many earlier calls have never ended."""
         _hung[:] = [thread for thread in _hung if thread.is_alive()]
         if len(_hung) >= MOST_HUNG:
             raise RuntimeError(
@@ -88,24 +92,14 @@ class InThread(Here):
         try:
             return future.result(seconds)
         except FutureTimeout as error:
-            if future.done():  # the function's own TimeoutError comes as Failed; this is ours, a moment too late
+            if future.done():  # it ended just after the time (its own TimeoutError would be Failed)
                 return future.result()
             _hung.append(thread)
             raise TimedOut from error
 
-    def abandon(self) -> None:
-        """Nothing can be done about a thread."""
-
-    def close(self) -> None:
-        """Nothing is kept."""
-
 
 class InWorker:
-    """Calls in a subprocess, which is killed when the time is over and replaced for the next call.
-
-    Raises:
-        CannotSend: the function cannot be brought there.
-    """
+    """Calls in a subprocess, which is killed when the time is over and replaced for the next call."""
 
     killable = True
 
@@ -120,21 +114,17 @@ class InWorker:
         """True if the next call is the first of its process, which may have to import what the function needs."""
         return self._worker is None or self._worker.fresh
 
-    def prepare(self) -> None:
-        """Start a process, if there is none, and bring the function in."""
-        self._ready()
-
     def __call__(self, rows: Sequence[int], seconds: float | None) -> tuple[Any, RewardLog]:
         """Call the function on some of the rows."""
         message = self._message(rows)
-        worker = self._ready()
+        worker = self.prepare()
         try:
             kind, *rest = worker.call(message, seconds)
-        except workers.Died as error:
+        except Died as error:
             raise Failed("ProcessDied", str(error)) from error
         if kind == "raised":
             if rest[0] == "MemoryError":
-                worker.kill()  # what is left of its memory is in pieces
+                worker.kill()  # its state may be broken
             raise Failed(*rest)
         if kind == "odd":
             raise TypeError(
@@ -154,22 +144,22 @@ class InWorker:
         positional, named = self.job.arguments(rows, None)
         state = named.get("trainer_state")
         if isinstance(state, StepState):  # without rlkit, which would bring torch
-            named["trainer_state"] = SimpleNamespace(
-                step=state.step, global_step=state.global_step, max_steps=state.max_steps
-            )
+            named["trainer_state"] = SimpleNamespace(**vars(state), step=state.step)
         logs = [name for name in LOGS if name in self.job.accepted.named]
         try:
             return pickle.dumps((positional, named, logs))
-        except Exception as error:  # a column or a state of the user's own kind
+        except Exception as error:  # of a column or the user's state
             raise CannotSend(f"its arguments cannot be pickled ({type(error).__name__}: {error})") from error
 
-    def _ready(self) -> workers.Worker:
+    def prepare(self) -> workers.Worker:
+        """Start a process, if there is none, and bring the function in."""
         if self._worker is not None and not self._worker.alive:
             self.close()
         if self._worker is None and not self._abandoned:
             self._worker = workers.borrow(workers.digest_of(self._function, self.job.limits.memory))
             self._load(self._worker)
-        if self._abandoned or self._worker is None:  # also while the process started, which `abandon` could not know
+        # `abandon` may come at each of these steps, when there is no process to kill yet.
+        if self._abandoned or self._worker is None:
             if self._worker is not None:
                 self._worker.kill()
             raise TimedOut
@@ -181,7 +171,7 @@ class InWorker:
         try:
             if not worker.load(self._function, self.job.limits.memory):
                 tell_once(f"score: the memory of {self.job.name!r} cannot be limited on this system.")
-        except workers.Died as error:
+        except Died as error:
             if not self._abandoned:  # else its end was ours
                 raise CannotSend(f"importing it ended the process: {error}") from error
 
@@ -192,14 +182,14 @@ class InWorker:
             self._worker.kill()
 
     def close(self) -> None:
-        """Hand the process back for the next step."""
+        """Return the process to the pool."""
         if self._worker is not None:
             workers.give_back(self._worker)
             self._worker = None
 
 
 def in_thread(work: Any) -> tuple["Future[Any]", threading.Thread]:
-    """Run `work()` in a daemon thread. An executor's threads would be joined at exit, hung ones too."""
+    """Run `work()` in a daemon thread; Python would join an executor's threads at exit, even if they hang."""
     future: Future[Any] = Future()
 
     def run() -> None:

@@ -2,8 +2,7 @@
 
 A client such as an HTTP session belongs to the loop on which it was made, so the loop stays for the life of the
 process: the first step's session serves the last. It is not the caller's loop, so it works in a script, in a thread and
-inside Jupyter's running loop alike, without patching asyncio (known_faults B25). Left out: a choice of loop
-implementation.
+inside Jupyter's running loop alike, without patching asyncio.
 """
 
 import asyncio
@@ -12,22 +11,20 @@ import concurrent.futures
 import contextlib
 import logging
 import os
+import sys
 import threading
 import time
-import weakref
+import traceback
 from collections.abc import Coroutine
 from concurrent.futures import Future
-from contextvars import ContextVar
 from typing import Any, TypeVar
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-PATIENCE_SECONDS = 2.0  # for cancelled tasks to end; a loop that does not answer by then is left behind
-LOOK_SECONDS = 0.2  # two looks at a loop that are further apart count as so many
-
-# Whose task it is; the tasks that it starts inherit it.
-OWNER: ContextVar[Any] = ContextVar("OWNER", default=None)
+PATIENCE_SECONDS = 2.0  # for cancelled tasks to end, and for a loop to turn
+STANDARD_LIBRARY = os.path.dirname(os.__file__)
+LOOK_SECONDS = 0.2  # between two calls of `blocked`; a longer pause counts as this
 
 
 class BackgroundLoop:
@@ -36,18 +33,15 @@ class BackgroundLoop:
     Example:
         >>> import asyncio
         >>> loop = BackgroundLoop()
-        >>> loop.wait(loop.submit(asyncio.sleep(0, "done")))
+        >>> loop.submit(asyncio.sleep(0, "done")).result()
         'done'
         >>> loop.close()
     """
 
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
-        self.loop.set_task_factory(self._task)
-        self._owners: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
         self._turned = threading.Event()  # set by the loop
-        self._turned.set()
-        self._looked = self._held = 0.0
+        self._looked = self._blocked = 0.0
         self.thread = threading.Thread(target=self._run, name="rlkit-rewards", daemon=True)
         self.thread.start()
 
@@ -60,34 +54,8 @@ class BackgroundLoop:
             except (SystemExit, KeyboardInterrupt) as error:  # of a task that a function started: the loop goes on
                 logger.warning("score: %s in a task of an async reward function.", type(error).__name__)
 
-    def _task(self, loop: asyncio.AbstractEventLoop, work: Any, **settings: Any) -> Any:
-        """The task factory of asyncio, whose settings differ between versions of Python."""
-        task: Any = asyncio.Task(work, loop=loop, **settings)
-        self._owners[task] = OWNER.get()
-        return task
-
-    def held(self) -> tuple[Any, float]:
-        """Whose task has kept the loop from turning (None: unknown), and for how many seconds; 0.0 if it turns.
-
-        Counted from look to look: a caller that was itself stopped (a plain function held Python's lock) blames nobody.
-        """
-        now = time.monotonic()
-        if self._turned.is_set():
-            self._turned.clear()
-            self._held, self._looked = 0.0, now
-            with contextlib.suppress(RuntimeError):  # closed at this moment
-                self.loop.call_soon_threadsafe(self._turned.set)
-            return None, 0.0
-        self._held, self._looked = self._held + min(now - self._looked, LOOK_SECONDS), now
-        task = asyncio.current_task(self.loop)
-        return None if task is None else self._owners.get(task), self._held
-
     def submit(self, work: Coroutine[Any, Any, T]) -> "Future[T]":
-        """Start a coroutine on the loop.
-
-        Raises:
-            RuntimeError: called on the loop's own thread, which would then wait for itself.
-        """
+        """Start a coroutine on the loop. From its own thread that is an error: it would wait for itself."""
         if threading.current_thread() is self.thread:
             work.close()
             raise RuntimeError(
@@ -96,35 +64,40 @@ class BackgroundLoop:
             )
         return asyncio.run_coroutine_threadsafe(work, self.loop)
 
-    def wait(self, future: "Future[T]", seconds: float | None = None) -> T:
-        """What the coroutine returns. Whatever ends the waiting, an interrupt too, cancels the coroutine.
-
-        Raises:
-            TimeoutError: not done within `seconds`.
-        """
-        try:
-            return future.result(seconds)
-        except concurrent.futures.TimeoutError as error:  # another class than TimeoutError before Python 3.11
-            self.cancel(future)
-            raise TimeoutError(str(error)) from error
-        except BaseException:
-            self.cancel(future)
-            raise
-
-    def cancel(self, future: "Future[Any]") -> None:
-        """Cancel a coroutine and give it a moment to tidy up."""
-        if not future.done():
-            future.cancel()
-            self.answers()
-
     def answers(self) -> bool:
         """False if the loop is dead, or blocked by code that does not await."""
         if not self.thread.is_alive():
             return False
-        turn = threading.Event()  # a task that was cancelled before has had its turn when this is set
+        turn = threading.Event()
         with contextlib.suppress(RuntimeError):  # closed at this moment
-            self.loop.call_soon_threadsafe(lambda: self.loop.call_soon(lambda: self.loop.call_soon(turn.set)))
+            self.loop.call_soon_threadsafe(turn.set)
         return turn.wait(PATIENCE_SECONDS)
+
+    def watch(self) -> None:
+        """Begin to count for `blocked`."""
+        self._blocked, self._looked = 0.0, time.monotonic()
+        self._turned.clear()
+        with contextlib.suppress(RuntimeError):  # closed at this moment
+            self.loop.call_soon_threadsafe(self._turned.set)
+
+    def blocked(self) -> float:
+        """Seconds for which the loop has not turned, counted from call to call, at most `LOOK_SECONDS` for each: the
+        caller may have been stopped itself, by a plain function that held Python's lock.
+        """
+        if self._turned.is_set():
+            self.watch()
+        else:
+            now = time.monotonic()
+            self._blocked, self._looked = self._blocked + min(now - self._looked, LOOK_SECONDS), now
+        return self._blocked
+
+    def where(self) -> str:
+        """The line at which the thread of the loop is now, the standard library's aside: that which blocks it."""
+        frame = sys._current_frames().get(self.thread.ident or 0)
+        lines = traceback.extract_stack(frame) if frame else []
+        own = (STANDARD_LIBRARY, __file__)
+        at = [line for line in lines if not line.filename.startswith(own) or "site-packages" in line.filename]
+        return f"{at[-1].name} ({at[-1].filename}:{at[-1].lineno})" if at else "an unknown place"
 
     def close(self) -> None:
         """Cancel what is left, stop and close the loop. One that is blocked stays behind in its daemon thread."""
@@ -138,12 +111,16 @@ class BackgroundLoop:
 
 
 async def _cancel_others() -> None:
-    others = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in others:
-        task.cancel()
-    if others:
-        await asyncio.wait(others, timeout=PATIENCE_SECONDS)
+    await end(asyncio.all_tasks() - {asyncio.current_task()})
     await asyncio.get_running_loop().shutdown_asyncgens()
+
+
+async def end(tasks: "set[asyncio.Task[Any]]") -> None:
+    """Cancel tasks and give them a moment to tidy up."""
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        await asyncio.wait(tasks, timeout=PATIENCE_SECONDS)
 
 
 _lock = threading.Lock()
@@ -156,8 +133,9 @@ def shared_loop() -> BackgroundLoop:
     with _lock:
         if _current is not None and threading.current_thread() is not _current.thread and not _current.answers():
             logger.warning(
-                "score: the event loop of the async reward functions does not answer: a function blocks it "
-                "(time.sleep, a plain HTTP call) instead of awaiting. A new loop takes its place."
+                "score: the event loop of the async reward functions does not answer: it is blocked in %s, which does "
+                "not await. A new loop takes its place.",
+                _current.where(),
             )
             _current = None
         if _current is None:
@@ -165,8 +143,8 @@ def shared_loop() -> BackgroundLoop:
         return _current
 
 
-def leave(loop: BackgroundLoop) -> None:
-    """Let the next call have another shared loop: this one is blocked."""
+def abandon(loop: BackgroundLoop) -> None:
+    """Give the next call another shared loop: this one is blocked."""
     global _current
     with _lock:
         if _current is loop:

@@ -1,4 +1,4 @@
-"""One bad completion must not cost its siblings their rewards.
+"""Calls on all rows, then row by row: one bad completion must not cost the others their rewards.
 
 A function is called once on all rows. Where that call fails or runs out of time, the rows are tried again one by one
 (group by group for a function that asks for `group_ids`): the one that raises or hangs is found and lost, the others
@@ -16,7 +16,8 @@ from typing import Any
 from rlkit.reward_calls.arguments import RewardLog
 from rlkit.reward_calls.call import Failed, Job, Outcome
 from rlkit.reward_calls.callers import Here, InThread, InWorker, awaited, tell_once
-from rlkit.reward_calls.worker import CannotSend, TimedOut
+from rlkit.reward_calls.child import TimedOut
+from rlkit.reward_calls.worker import CannotSend
 
 RETRY_BUDGET = 2.0  # of the timeout, for all rows together
 RETRY_SHARE = 0.25  # of the timeout, for one row
@@ -26,12 +27,7 @@ Caller = Here | InThread | InWorker
 
 
 def run(job: Job, caller: Caller) -> Outcome:
-    """Call a plain function on all rows, and on each by itself where that fails.
-
-    Raises:
-        RuntimeError: it failed, and `on_error="raise"`.
-        CannotSend: it cannot be brought into a subprocess; nothing was called.
-    """
+    """Call a plain function on all rows, and on each by itself where that fails."""
     outcome = Outcome(job)
     rows = list(range(len(job.offer)))
     why: Failed | TimedOut
@@ -88,7 +84,7 @@ def guarded(job: Job) -> InWorker | InThread:
 
 
 def run_guarded(job: Job, caller: InWorker | InThread) -> Outcome:
-    """`run` with that caller, which is let go at the end; a thread if it is only now found to be needed."""
+    """`run` with that caller, which is closed at the end; in a thread if its arguments cannot be pickled."""
     try:
         return run(job, caller)
     except CannotSend as error:
@@ -145,7 +141,7 @@ async def _within(work: Coroutine[Any, Any, Any], seconds: float | None) -> Any:
     """The result within the time; asyncio.wait_for would wait for a task that does not let itself be cancelled.
 
     The clock stands while another function blocks the loop: of a slice that took long, at most twice its length counts.
-    A function that itself blocks in pieces is stopped after four of them; `async_calls` sees those that are too long.
+    A function that itself blocks in pieces is stopped after four of them; `concurrency` sees those that are too long.
     """
     if seconds is None:
         return await work
@@ -159,7 +155,9 @@ async def _within(work: Coroutine[Any, Any, Any], seconds: float | None) -> Any:
     finally:
         if not task.done():
             task.cancel()
-            task.add_done_callback(lambda late: late.cancelled() or late.exception())  # nobody else will look
+            task.add_done_callback(
+                lambda late: late.cancelled() or late.exception()
+            )  # else asyncio warns that nobody read it
     if not task.done():
         raise TimedOut
     return task.result()

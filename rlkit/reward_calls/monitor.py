@@ -1,4 +1,4 @@
-"""A reward that is the same for every completion teaches nothing; over many steps that is a mistake worth a word."""
+"""Warn of a reward function that gives every completion the same reward for many steps."""
 
 import logging
 import math
@@ -10,8 +10,8 @@ logger = logging.getLogger(__name__)
 class Monitor:
     """Reports, once for each, a reward function that was constant over many steps in a row.
 
-    Feed it the metrics of each step. It reads `rewards/NAME/mean` and `rewards/NAME/std` only, which are the same on
-    every process, so every process says the same. A step in which the function abstained everywhere is not counted.
+    It reads `rewards/NAME/mean` and `rewards/NAME/std` only, which are the same on
+    every process. A step in which the function abstained everywhere is not counted.
 
     Args:
         patience: steps in a row, at least 2.
@@ -34,7 +34,7 @@ class Monitor:
         self._told: set[str] = set()
 
     def update(self, metrics: Mapping[str, float | None]) -> list[str]:
-        """Take in one step's metrics; what is new to say, which is also logged as a warning."""
+        """Add one step's metrics; returns the new findings, which are also logged as warnings."""
         news = []
         for key, spread in metrics.items():
             if not (key.startswith("rewards/") and key.endswith("/std")):

@@ -1,7 +1,4 @@
-"""What a reward function may return: one number or None per completion, and nothing else (known_faults B03).
-
-A wrong count is never broadcast, text is never parsed, an infinite reward never reaches a baseline.
-"""
+"""What a reward function may return: one number or None per completion. Nothing is broadcast, parsed or clipped."""
 
 import math
 import numbers
@@ -12,12 +9,7 @@ import torch
 
 
 def as_list(returned: Any, name: str, count: int) -> list[Any]:
-    """The returned values as a list of `count`.
-
-    Raises:
-        TypeError: not a list, tuple, array or tensor.
-        ValueError: another number of values, or more than one axis.
-    """
+    """The returned values as a list of `count`; a TypeError or ValueError that names the function if they are not."""
     expected = f"score: reward function {name!r} must return {count} rewards, one number or None per completion"
     if isinstance(returned, torch.Tensor) or type(returned).__module__ == "numpy":
         if returned.ndim != 1:
@@ -25,7 +17,9 @@ def as_list(returned: Any, name: str, count: int) -> list[Any]:
         try:
             returned = returned.tolist()
         except (RuntimeError, TypeError) as error:  # sparse, on the meta device, ...
-            raise TypeError(f"{expected}; got {type(returned).__name__} that is no list: {error}") from error
+            raise TypeError(
+                f"{expected}; got {type(returned).__name__} that cannot be read as a list: {error}"
+            ) from error
     if isinstance(returned, (str, bytes, bytearray, memoryview, Mapping)) or not isinstance(returned, Sequence):
         raise TypeError(f"{expected}; got {type(returned).__name__}: {str(returned)[:80]!r}.")
     if len(returned) != count:
@@ -34,11 +28,7 @@ def as_list(returned: Any, name: str, count: int) -> list[Any]:
 
 
 def as_number(value: Any, name: str, row: int) -> float:
-    """One reward as a finite float, or NaN for None and NaN.
-
-    Raises:
-        TypeError: not a number, bool or None.
-        ValueError: infinite, or too large for float32.
+    """One reward as a finite float, or NaN for None and NaN; a TypeError or ValueError that names function and row.
 
     Example:
         >>> as_number(True, "f", 0), as_number(None, "f", 0)

@@ -2,8 +2,8 @@
 
 As in TRL: a conversation is written out by the reward model's own chat template, plain text is prompt + completion;
 both without further special tokens, padded on the right. Unlike TRL the texts are scored in batches, one that is too
-long for the model is an error instead of an index out of range or a guess, an untrained head is refused, and neither
-the user's tokenizer nor the model's config stays changed (known_faults B96).
+long for the model is an error instead of an index out of range or a guess, an untrained head is refused, and
+neither the user's tokenizer nor the model's config stays changed.
 """
 
 import contextlib
@@ -98,18 +98,12 @@ class RewardModel:
                 f"RewardModel: the prompts are conversations, and the tokenizer of {self.__name__} has no chat "
                 "template; set tokenizer.chat_template, or use plain prompts."
             )
-        messages = [
-            *prompt,
-            *([{"role": "assistant", "content": completion}] if isinstance(completion, str) else completion),
-        ]
-        if (
-            len(prompt) < len(messages)
-            and prompt
-            and prompt[-1]["role"] == messages[len(prompt)]["role"] == "assistant"
-        ):
-            start, rest = messages[len(prompt) - 1], messages[len(prompt)]  # the completion goes on with a prefill
-            joined = {**start, "content": text_of([start]) + text_of([rest])}
-            messages[len(prompt) - 1 : len(prompt) + 1] = [joined]
+        messages = list(prompt)
+        reply = [{"role": "assistant", "content": completion}] if isinstance(completion, str) else list(completion)
+        if messages and reply and messages[-1]["role"] == reply[0]["role"] == "assistant":  # it continues a prefill
+            start = messages.pop()
+            reply[0] = {**start, "content": text_of([start]) + text_of(reply[:1])}
+        messages += reply
         return self.tokenizer.apply_chat_template(messages, tokenize=False, **self.chat_template_kwargs)
 
     def _score(self, texts: list[str], first: int, own_pad: int | None) -> list[float]:
@@ -130,10 +124,8 @@ class RewardModel:
             name: [[*row, *[pad if name == "input_ids" else 0] * (width - len(row))] for row in values]
             for name, values in batch.items()
         }
-        mask = [[1] * length + [0] * (width - length) for length in lengths]
-        inputs = {
-            name: torch.tensor(values, device=device) for name, values in (rows | {"attention_mask": mask}).items()
-        }
+        rows["attention_mask"] = [[1] * length + [0] * (width - length) for length in lengths]
+        inputs = {name: torch.tensor(values, device=device) for name, values in rows.items()}
         return self.model(**inputs).logits[:, 0].float().cpu().tolist()
 
 
@@ -165,7 +157,7 @@ def _load(name: str, device: str | torch.device | None) -> nn.Module:
         ) from error
     if info["missing_keys"]:
         raise ValueError(
-            f"RewardModel: {name} has no trained head ({sorted(info['missing_keys'])[0]} is missing): it is no "
+            f"RewardModel: {name} has no trained head ({sorted(info['missing_keys'])[0]} is missing): it is not a "
             "sequence-classification model, and its rewards would be noise."
         )
     return model.to(device or ("cuda" if torch.cuda.is_available() else "cpu"))

@@ -1,14 +1,12 @@
-"""`RewardSettings`: how reward functions are weighted, clipped and limited; the same for every call that scores.
-
-The limits are settings of the call, not a wrapper around each function: one call says what a step may cost, and a
-function keeps its name and signature. Left out: retries and caches, which a function can have itself.
-"""
+"""`RewardSettings`: how reward functions are weighted, clipped and limited; the same for every call that scores."""
 
 import math
 import numbers
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal
+
+from rlkit.support.text import did_you_mean
 
 OnError = Literal["raise", "none"]
 
@@ -82,33 +80,35 @@ class RewardSettings:
             raise ValueError(f"score: memory must be bytes above 0 or None, got {self.memory}.")
 
     @classmethod
-    def merge(cls, settings: "RewardSettings | None", keywords: Mapping[str, Any]) -> "RewardSettings":
-        """Settings from an object or from keywords.
-
-        Raises:
-            TypeError: both are given.
-        """
+    def merge(
+        cls,
+        settings: "RewardSettings | None",
+        keywords: Mapping[str, Any],
+        where: str = "score",
+        name: str = "settings",
+    ) -> "RewardSettings":
+        """Settings from an object or keywords, not both, for the function `where` with the parameter `name`."""
         given = {one.name: keywords[one.name] for one in fields(cls) if keywords[one.name] is not one.default}
         if settings is None:
             return cls(**given)
         if given:
-            raise TypeError(f"score: give {sorted(given)} as keywords or in settings=RewardSettings(...), not both.")
+            raise TypeError(f"{where}: give {sorted(given)} as keywords or in {name}=RewardSettings(...), not both.")
         return settings
 
     @classmethod
     def split(
-        cls, settings: "RewardSettings | None", keywords: Mapping[str, Any]
+        cls, settings: "RewardSettings | None", keywords: Mapping[str, Any], where: str, others: Collection[str]
     ) -> tuple["RewardSettings", dict[str, Any]]:
-        """`merge`, and the keywords that are not settings of rewards."""
+        """`merge`, and the other keywords, which must be among `others`: the parameters of the function they go to."""
         own = {one.name: keywords.get(one.name, one.default) for one in fields(cls)}
-        return cls.merge(settings, own), {name: value for name, value in keywords.items() if name not in own}
+        rest = {name: value for name, value in keywords.items() if name not in own}
+        for name in rest.keys() - {*others}:
+            hint = did_you_mean(name, [*own, *others])
+            raise TypeError(f"{where}: unexpected keyword argument {name!r}.{hint}")
+        return cls.merge(settings, own, where, "reward_settings"), rest
 
     def weights_of(self, names: Sequence[str]) -> list[float]:
-        """One weight per function.
-
-        Raises:
-            ValueError: another number of weights than functions.
-        """
+        """One weight per function, 1 by default."""
         if self.weights is None:
             return [1.0] * len(names)
         if len(self.weights) != len(names):
@@ -119,11 +119,7 @@ class RewardSettings:
         return list(self.weights)
 
     def limits(self, names: Sequence[str], unlimited: Collection[str] = ()) -> list[Limits]:
-        """The limits of each function; the unlimited ones have none.
-
-        Raises:
-            ValueError: a timeout for a function that is not there or is unlimited.
-        """
+        """The limits of each function. A timeout for one that is unlimited or not there is a ValueError."""
         limited = [name for name in names if name not in unlimited]
         by_name = self.timeout if isinstance(self.timeout, Mapping) else dict.fromkeys(limited, self.timeout)
         unknown = by_name.keys() - {*limited}

@@ -1,11 +1,12 @@
 """The program of the process in which a reward function runs under a time or memory limit.
 
 Started by `rlkit.reward_calls.worker` as a file, never imported: it needs the standard library only, so that it starts
-in a tenth of a second and leaves the memory to the function. What it is sent is pickled (by `dill` where the function
-lives in a notebook); what it answers are tuples that begin with a word.
+in a tenth of a second and leaves the memory to the function. A message is a line: a pickled tuple that begins with a
+word, in base64 (a function of a notebook is pickled by `dill`).
 """
 
 import asyncio
+import base64
 import importlib.util
 import inspect
 import os
@@ -14,21 +15,19 @@ import runpy
 import sys
 import traceback
 from collections.abc import Callable
-from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
-# As a file: `import rlkit` would import torch. Where there is no such signal, the closed socket ends this process.
+# As a file: `import rlkit` would import torch. Where there is no such signal, the end of the input ends this process.
 die_with_parent = runpy.run_path(str(Path(__file__).parents[1] / "support" / "processes.py"))["die_with_parent"]
 
 
-def keep_streams(fd: int) -> Connection:
-    """The connection to the parent; prints of the function go to the error stream, and it has no input."""
-    os.set_inheritable(fd, False)
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
+def own_pipes() -> tuple[BinaryIO, BinaryIO]:
+    """Input and output, for us alone: the function has no input, and what it prints goes to the error stream."""
+    pipes = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)
-    return Connection(fd)
+    return pipes
 
 
 def limit_memory(extra: int | None) -> bool:
@@ -48,12 +47,12 @@ def limit_memory(extra: int | None) -> bool:
 
 
 async def awaited(value: Any) -> Any:
-    """What an awaitable gives."""
+    """The result of an awaitable."""
     return await value
 
 
 def described(error: BaseException) -> tuple[str, str]:
-    """Text and traceback of an error, which may be of a class of the function's own that cannot say what it is."""
+    """Text and traceback of an error, whose __str__ may itself fail."""
     try:
         text = str(error)
     except Exception:
@@ -62,14 +61,14 @@ def described(error: BaseException) -> tuple[str, str]:
 
 
 def copied(values: Any) -> Any:
-    """A list of what a function logs; what is refused later, with the column's name, stays."""
+    """A column that a function logs as a list; what is no list stays, and the parent refuses it."""
     if values is None or isinstance(values, str | bytes | dict | int | float):
         return values
     return values.tolist() if hasattr(values, "tolist") else list(values)
 
 
 def number(name: str, value: Any) -> Any:
-    """A plain number of what a function logs; None and text stay, for the parent to skip or to refuse."""
+    """A number that a function logs, as a float; None and text stay, and the parent skips or refuses them."""
     try:
         return value if value is None or isinstance(value, str) else float(value)
     except (TypeError, ValueError, OverflowError):
@@ -79,7 +78,7 @@ def number(name: str, value: Any) -> Any:
 def call(
     function: Callable[..., Any], positional: list[Any], named: dict[str, Any], logs: list[str]
 ) -> tuple[Any, ...]:
-    """Call the function; its logged columns and numbers come back as they were logged."""
+    """Call the function; returns its value and what it logged."""
     logged: list[tuple[str, str, Any]] = []
     writers = {
         "log_extra": lambda column, values: logged.append(("log_extra", column, copied(values))),
@@ -91,36 +90,39 @@ def call(
     return ("returned", returned, logged)
 
 
-def serve(connection: Connection) -> None:
-    """Load functions and call them until the parent closes the connection."""
-    function: Callable[..., Any] = print
-    memory: int | None = None
-    while True:
-        try:
-            word, *rest = pickle.loads(connection.recv_bytes())
-        except (EOFError, OSError):
-            return
-        answer: tuple[Any, ...]
-        try:
-            if word == "load":
-                function, memory = pickle.loads(rest[0]), rest[1]
-                answer = ("loaded", limit_memory(None) if memory is not None else True)
-            else:
-                payload = pickle.loads(rest[0])
-                if memory is not None:
-                    limit_memory(memory)
-                answer = call(function, *payload)
-        except BaseException as error:  # sys.exit() and the like too: they are the function's failure, not ours
-            limit_memory(None)
-            answer = ("raised", type(error).__name__, *described(error))
+def answer(state: dict[str, Any], word: str, rest: list[Any]) -> tuple[Any, ...]:
+    """Load a function, or call it."""
+    memory = state.get("memory")
+    try:
+        if word == "load":
+            state["function"], state["memory"] = pickle.loads(rest[0]), rest[1]
+            return ("loaded", limit_memory(None) if rest[1] is not None else True)
+        payload = pickle.loads(rest[0])
+        if memory is not None:
+            limit_memory(memory)
+        return call(state["function"], *payload)
+    except BaseException as error:  # sys.exit() and the like too: they are the function's failure, not ours
         limit_memory(None)
+        return ("raised", type(error).__name__, *described(error))
+    finally:
+        limit_memory(None)
+
+
+def main() -> None:
+    """Load functions and call them until the parent closes the input."""
+    given, out = own_pipes()
+    state: dict[str, Any] = {}
+    for line in given:
+        word, *rest = pickle.loads(base64.b64decode(line))
+        found = answer(state, word, rest)
         try:
-            message = pickle.dumps(answer)
+            message = pickle.dumps(found)
         except Exception:  # a generator, an object of a class that only the notebook has
-            message = pickle.dumps(("odd", type(answer[1]).__name__, str(answer[1])[:80]))
-        connection.send_bytes(message)
+            message = pickle.dumps(("odd", type(found[1]).__name__, str(found[1])[:80]))
+        out.write(base64.b64encode(message) + b"\n")
+        out.flush()
 
 
 if __name__ == "__main__":
-    die_with_parent(int(sys.argv[2]))
-    serve(keep_streams(int(sys.argv[1])))
+    die_with_parent(int(sys.argv[1]))
+    main()

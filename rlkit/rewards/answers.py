@@ -1,11 +1,11 @@
-"""Where in a completion the answer is, and which column holds the right one; shared by the ready-made rewards.
+"""Find the answer in a completion, and the column of the right one; shared by the ready-made rewards.
 
-Everything here is linear in the length of the text, also for text that was made to be slow: a policy in training writes
-every kind of text.
+Everything here takes time linear in the length of the text, because a policy in training writes every kind of text.
 """
 
 import re
 import textwrap
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -28,9 +28,9 @@ def completion_text(completion: Prompt) -> str:
 
 
 def answer_part(text: str) -> str:
-    r"""What a completion gives as its answer: after the reasoning, inside the last `<answer>` block if there is one.
+    r"""The answer of a completion: after the reasoning, inside the last complete `<answer>` block if there is one.
 
-    Reasoning that was begun and never ended leaves no answer, nor does a block of which none was ended.
+    Empty if the reasoning is not closed, or if `<answer>` blocks were opened and none was closed.
 
     Example:
         >>> answer_part("<think>is it 3?</think> It is <answer>4</answer>.")
@@ -49,9 +49,9 @@ def answer_part(text: str) -> str:
 
 
 def last_boxed(text: str) -> str | None:
-    r"""Content of the last complete `\boxed{...}`, with its braces balanced; None if there is none.
+    r"""Content of the last complete `\boxed{...}`, with balanced braces; None if there is none.
 
-    An escaped brace is no brace. Of nested boxes the outer one counts; one that is never closed does not.
+    Escaped braces do not count. Of nested boxes the outer one counts; one that is never closed does not.
 
     Example:
         >>> last_boxed(r"so \boxed{1}, no, \boxed{\frac{1}{2}} and \boxed{3")
@@ -61,7 +61,7 @@ def last_boxed(text: str) -> str | None:
 
 
 def boxes(text: str) -> tuple[str | None, bool]:
-    r"""As `last_boxed`, and whether a box was begun and never closed: the text was cut, and what stands in it too.
+    r"""As `last_boxed`, and whether a box was opened and never closed: its content was cut off.
 
     Example:
         >>> boxes(r"so \boxed{1} or \boxed{12")
@@ -71,7 +71,7 @@ def boxes(text: str) -> tuple[str | None, bool]:
     found: str | None = None
     for match in _BRACES.finditer(text):
         token = match.group()
-        if token.endswith("{") and not token == "\\{":
+        if token.endswith("{") and token != "\\{":
             opened.append(match.end() if len(token) > 1 else None)
         elif token == "}" and opened:
             start = opened.pop()
@@ -81,11 +81,10 @@ def boxes(text: str) -> tuple[str | None, bool]:
 
 
 def code_of(text: str) -> str:
-    r"""The code in a completion: the last block of its answer that is fenced as Python, else the last fenced without a
-    language, else all of it.
+    r"""The code in a completion: the last block fenced as Python, else the last without a language, else all of it.
 
-    A fence is three backticks or tildes or more, also indented or after other text. A line that opens a
-    block of Python within another block shows that the other was never closed.
+    A fence is three or more backticks or tildes, also indented or after other text. A line that opens a block of Python
+    within another block shows that the other was never closed.
 
     Example:
         >>> code_of("I think:\n```python\nx = 1\n```\nIt prints:\n```\n1\n```\nDone.")
@@ -110,12 +109,31 @@ def code_of(text: str) -> str:
     return (marked or plain or [part])[-1]
 
 
-def gold_column(columns: Mapping[str, Any], column: str | None, name: str) -> Sequence[Any]:
-    """The right answers, one per completion: of the column that is named, else of `answer` or `solution`.
+def program_of(code: str, prompt: Prompt | None, entry: str | None) -> dict[str, str]:
+    """The code to run, and what runs before it: a prompt that begins a program (HumanEval).
 
-    Raises:
-        ValueError: there is no such column.
+    Code that does not define the function `entry` continues the prompt.
     """
+    if entry is None or not isinstance(prompt, str) or not re.search(rf"\bdef {re.escape(entry)}\b", prompt):
+        return {"before": "", "code": code}
+    if not re.search(rf"\b(def|class) {re.escape(entry)}\b|^{re.escape(entry)}\s*=", code, re.MULTILINE):
+        whole = (prompt + code, prompt + textwrap.indent(code, "    "))
+        code = next(filter(_parses, whole), code)
+    return {"before": prompt if _parses(prompt) else "", "code": code}
+
+
+def _parses(code: str) -> bool:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            compile(code, "<completion>", "exec", dont_inherit=True)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return False
+    return True
+
+
+def gold_column(columns: Mapping[str, Any], column: str | None, name: str) -> Sequence[Any]:
+    """The right answers, one per completion: the named column, else `answer` or `solution`; ValueError if missing."""
     wanted = GOLD if column is None else (column,)
     for one in wanted:
         if one in columns:

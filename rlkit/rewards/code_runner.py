@@ -11,19 +11,8 @@ import threading
 import time
 
 # A second layer under `sandbox`, with readable errors; where that is missing the only one. A hook cannot be removed.
-REFUSED = (
-    "socket.connect",
-    "socket.bind",
-    "socket.send",
-    "socket.get",
-    "os.fork",
-    "os.exec",
-    "os.posix_spawn",
-    "os.spawn",
-    "os.system",
-    "subprocess.",
-    "pty.",
-)
+REFUSED: tuple[str, ...] = ("socket.connect", "socket.bind", "socket.send", "socket.get", "os.fork", "os.exec")
+REFUSED += ("os.posix_spawn", "os.spawn", "os.system", "subprocess.", "pty.")
 
 STARTED = b"started "  # then, in JSON, what the machine does not protect, and a line end; from here on the time counts
 CHECKED = "_rlkit_checked"  # the function that tests call before each of their checks; see `code_cases`
@@ -115,6 +104,7 @@ def prints(case, code):
 def run(job):
     """For each test, whether it passed; of a program or a call what it gave, which only the parent can judge."""
     names, tests = module("solution"), job["tests"]
+    names[CHECKED] = lambda: None  # before the tests nothing counts
     try:
         code = compile(job["code"], "<completion>", "exec")
         if not all("stdin" in test for test in tests):
@@ -137,7 +127,7 @@ def run(job):
 
 def main():
     """Read the job, run it, write what passed to where only this function knows."""
-    job = json.load(sys.stdin)
+    job = json.loads(sys.stdin.readline())
     report = os.dup(1)
     nothing = os.open(os.devnull, os.O_RDWR)
     for number in (0, 1, 2):
@@ -152,7 +142,7 @@ def main():
     end_after(job["seconds"])
     sys.addaudithook(refuse)
     passed = run(job)
-    os.write(report, (job["token"] + json.dumps(passed)).encode())
+    os.write(report, (job["token"] + json.dumps(passed) + "\n").encode())
     os._exit(0)  # no exit handlers, no threads that go on
 
 

@@ -3,11 +3,11 @@
 Each completion gets a process of its own (`python -I`, an empty folder, an empty environment, a session of its own)
 with limits of time, memory and disk; what is left after the time is killed. `sandbox` confines it: no files but its
 own and Python's, no other processes, no network. Where the kernel allows it, the process also gets its own user,
-network and process namespaces (`unshare`). What a machine cannot protect is said once, in a warning.
+network and process namespaces (`unshare`). A warning names once what the machine cannot protect.
 
 Outputs of programs and values of calls are judged in our process, and what is expected of them is not in the code's
-(`code_verdict`). What this is not: protection of tests that are Python. They share a process with the code, which can
-find out how they report, or return an object that equals everything.
+(`code_verdict`). Tests that are Python are not protected: they share a process with the code, which can find out how
+they report, or return an object that equals everything.
 """
 
 import contextlib
@@ -17,25 +17,21 @@ import logging
 import os
 import re
 import secrets
-import selectors
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
-import textwrap
-import time
-import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from rlkit.prompts.rows import any_rows
 from rlkit.record import Prompt
-from rlkit.rewards.answers import code_of, completion_text
-from rlkit.rewards.code_cases import cases_of
+from rlkit.reward_calls.child import Child, Died, TimedOut
+from rlkit.rewards.answers import code_of, completion_text, program_of
+from rlkit.rewards.code_cases import cases_of, settle, stub_job
 from rlkit.rewards.code_runner import CHECKED, STARTED
 from rlkit.rewards.code_verdict import longest_output, verdicts, without_answers
 from rlkit.rewards.sandbox import system_calls
@@ -46,11 +42,13 @@ COLUMNS = ("tests", "test", "test_list", "input_output")  # rlkit, HumanEval, MB
 RUNNER = Path(__file__).with_name("code_runner.py")
 START_SECONDS = 60.0  # to start Python on a busy machine; the time of the code counts from then
 FILE_SIZE = 16 << 20  # bytes
-DISK = 64 << 10  # KiB of all files of a completion, looked at every `WATCH` seconds
-WATCH = 0.25
-THREADS = 200  # of a completion, looked at likewise: what only waits costs none of its memory
+DISK = 64 << 10  # KiB of all files of a completion, measured every `WATCH_SECONDS`
+THREADS = 200  # of a completion, measured likewise: a thread that only waits costs none of its memory
 REPORT = 1 << 20  # bytes of a report at most: code that finds where it goes could send without end
+STUBS_SECONDS = 5.0  # for tests without the code, which may never end: then they can fail
 JSON_BYTES = 14  # of a character: two escapes, escaped once more
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -93,42 +91,63 @@ class PythonTests:
         """One reward per completion.
 
         Raises:
-            TypeError, ValueError: before anything runs; a row's tests are of no known form or check nothing.
+            TypeError, ValueError: a row's tests have no known form, or cannot fail. Raised before any completion runs.
         """
-        jobs = []
-        for row, completion in enumerate(completions):
-            job = self._job(row, columns)
+        jobs = self._jobs(range(len(completions)), columns)
+        for row, (job, completion) in enumerate(zip(jobs, completions, strict=True)):
             prompt = columns["prompts"][row] if "prompts" in columns else None
-            jobs.append(job | _program(code_of(completion_text(completion)), prompt, job.pop("entry")))
+            job |= program_of(code_of(completion_text(completion)), prompt, job.pop("entry"))
+        return self._each(self._reward, jobs)
+
+    def _each(self, function: Callable[[Any, set[Child]], T], items: Iterable[Any]) -> list[T]:
+        """Call a function for each item, in threads; it adds the processes that it starts to a set."""
         workers = self.processes or min(8, os.cpu_count() or 1)
-        running: set[subprocess.Popen[bytes]] = set()
+        running: set[Child] = set()
         with ThreadPoolExecutor(workers, thread_name_prefix="python_tests") as pool:
             try:
-                return list(pool.map(lambda job: self._reward(job, running), jobs))
+                return list(pool.map(lambda item: function(item, running), items))
             except BaseException:  # the stop button: the pool would wait for what runs, and for what waits
                 pool.shutdown(wait=False, cancel_futures=True)
-                for process in list(running):
-                    _kill(process)
+                for child in list(running):
+                    child.kill()
                 raise
 
     def check(self, dataset: Any) -> None:
-        """Read the tests of every row, before a run.
+        """Read the tests of every row, and run each once without the code; before a run.
 
         Args:
             dataset: rows in any form that `PromptLoader` takes, but no stream.
 
         Raises:
-            TypeError, ValueError: the first row whose tests are of no known form or check nothing.
+            TypeError, ValueError: the first row whose tests have no known form, or cannot fail.
         """
         rows = any_rows(dataset, "PythonTests.check")
-        for row in range(len(rows)):
-            self._job(row, {name: {row: value} for name, value in rows[row].items()})
+        given = [rows[row] for row in range(len(rows))]
+        self._jobs(range(len(given)), {name: [row.get(name) for row in given] for name in given[0]})
 
-    def _job(self, row: int, columns: Mapping[str, Any]) -> dict[str, Any]:
-        """The tests of a row, what runs before them, and the name of the function."""
+    def _jobs(self, rows: range, columns: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """For each row its tests, what runs before and after the code, and the name of the function."""
+        jobs = [self._job(row, columns) for row in rows]
+        sources = [tuple(case["source"] for case in job["tests"] if "source" in case) for job in jobs]
+        keys = dict.fromkeys((job["after"], tests) for job, tests in zip(jobs, sources, strict=True) if tests)
+        passed = dict(zip(keys, self._each(lambda key, _: _passed_by_stubs(self, *key), keys), strict=True))
+        for row, (job, tests) in enumerate(zip(jobs, sources, strict=True)):
+            if tests:
+                try:
+                    job["after"], job["tests"] = settle(job["after"], tests, passed[job["after"], tests])
+                except ValueError as error:
+                    raise ValueError(f"PythonTests: row {row}, column {self._column(columns)!r}: {error}") from None
+        return jobs
+
+    def _column(self, columns: Mapping[str, Any]) -> str:
         column = self.column or next((name for name in COLUMNS if name in columns), COLUMNS[0])
         if column not in columns:
             raise ValueError(f"PythonTests: there is no column {column!r}. Name it: PythonTests(column=...).")
+        return column
+
+    def _job(self, row: int, columns: Mapping[str, Any]) -> dict[str, Any]:
+        """One of `_jobs`, before its tests were run without the code."""
+        column = self._column(columns)
 
         def value(name: str) -> Any:
             return columns[name][row] if name in columns else None
@@ -141,7 +160,7 @@ class PythonTests:
             raise type(error)(f"PythonTests: row {row}, column {column!r}: {error}") from None
         return {"after": after, "tests": tests, "entry": entry}
 
-    def _reward(self, job: dict[str, Any], running: set["subprocess.Popen[bytes]"]) -> float | None:
+    def _reward(self, job: dict[str, Any], running: set[Child]) -> float | None:
         if not job["tests"]:
             return None
         if not job["code"].strip():
@@ -149,7 +168,7 @@ class PythonTests:
         passed = self._run(job, running)
         return sum(passed) / len(passed) if self.partial else float(all(passed))
 
-    def _run(self, job: dict[str, Any], running: set["subprocess.Popen[bytes]"]) -> list[bool]:
+    def _run(self, job: dict[str, Any], running: set[Child]) -> list[bool]:
         """Which tests passed; none of them if the process did not report."""
         token, tests, output = secrets.token_hex(16), job["tests"], longest_output(job["tests"])
         job = job | {
@@ -162,27 +181,23 @@ class PythonTests:
             "filter": system_calls().hex(),
         }
         with _own_folder() as folder:
-            process = subprocess.Popen(
+            child = Child(
                 [*own_namespaces(), sys.executable, "-I", str(RUNNER)],
                 cwd=folder,
                 env={"PATH": os.defpath, "HOME": folder, "TMPDIR": folder, "LANG": "C.UTF-8", "OMP_NUM_THREADS": "1"},
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
-                start_new_session=True,
             )
-            running.add(process)
+            running.add(child)
             try:
+                _warn_of(_started(child, json.dumps(job).encode()))
                 limit = REPORT + JSON_BYTES * output * len(tests)
-                report = _report(process, json.dumps(job).encode(), self.timeout, folder, limit)
+                watch = functools.partial(_within_limits, child, folder)
+                report = child.ask(b"", self.timeout, limit=limit, watch=watch)
+            except (TimedOut, Died):
+                return [False] * len(tests)
             finally:
-                _kill(process)
-                running.discard(process)
-                process.wait()
-                for stream in (process.stdin, process.stdout):
-                    if stream is not None:
-                        with contextlib.suppress(BrokenPipeError):
-                            stream.close()
+                running.discard(child)
+                child.close()
         text = report.decode("utf-8", "replace")
         if not text.startswith(token):
             return [False] * len(tests)
@@ -191,6 +206,24 @@ class PythonTests:
             if one is None:
                 _warn_of_nothing_checked(test["source"])
         return [bool(one) for one in passed]
+
+
+@functools.lru_cache(maxsize=4096)
+def _passed_by_stubs(reward: PythonTests, setup: str, sources: tuple[str, ...]) -> list[bool]:
+    """What `settle` reads; once for each distinct tests."""
+    return replace(reward, timeout=min(reward.timeout, STUBS_SECONDS))._run(stub_job(setup, sources), set())
+
+
+def _started(child: Child, job: bytes) -> bytes:
+    """Send the job and wait until the code starts; what this machine does not protect, in JSON."""
+    try:
+        line = child.ask(job, START_SECONDS)
+    except Died as error:
+        raise RuntimeError(
+            f"PythonTests: the process for the code ended before it started ({error}). Expected "
+            f"{sys.executable} to run {RUNNER} within memory_mb."
+        ) from None
+    return line.removeprefix(STARTED)
 
 
 @contextlib.contextmanager
@@ -206,47 +239,8 @@ def _own_folder() -> Iterator[str]:
             subprocess.run(["rm", "-rf", "--", folder], stderr=subprocess.DEVNULL, check=False)
 
 
-def _report(process: "subprocess.Popen[bytes]", job: bytes, seconds: float, folder: str, limit: int) -> bytes:
-    """What the process reports; nothing if, after it started the code, it takes too long, fills the disk, starts too
-    many threads or reports more than a limit.
-
-    Raises:
-        RuntimeError: it ended before it started the code.
-    """
-    assert process.stdin is not None and process.stdout is not None
-    with contextlib.suppress(BrokenPipeError):
-        process.stdin.write(job)
-        process.stdin.flush()
-        process.stdin.close()
-    found, deadline, look = b"", time.monotonic() + START_SECONDS, 0.0
-    with selectors.DefaultSelector() as selector:
-        selector.register(process.stdout, selectors.EVENT_READ)
-        while (left := deadline - time.monotonic()) > 0:
-            ready = selector.select(min(left, WATCH))
-            if found and time.monotonic() >= look:  # also while it sends
-                if _used(folder) > DISK or _threads(process.pid) > THREADS:
-                    return b""
-                look = time.monotonic() + WATCH
-            if not ready:
-                continue
-            piece = os.read(process.stdout.fileno(), 1 << 16)
-            if not piece:
-                break
-            if not found:
-                deadline, look = time.monotonic() + seconds, time.monotonic() + WATCH
-            found += piece
-            if len(found) > limit:
-                return b""
-        else:
-            return b""
-    started, _, report = found.partition(b"\n")
-    if not started.startswith(STARTED):
-        raise RuntimeError(
-            f"PythonTests: the process for the code ended before it started (exit status {process.wait()}). Expected "
-            f"{sys.executable} to run {RUNNER} within memory_mb."
-        )
-    _warn_of(started.removeprefix(STARTED))
-    return report
+def _within_limits(child: Child, folder: str) -> bool:
+    return _used(folder) <= DISK and _threads(child.pid) <= THREADS
 
 
 def _used(folder: str) -> int:
@@ -288,12 +282,6 @@ def _warn_of(missing: bytes) -> None:
         )
 
 
-def _kill(process: "subprocess.Popen[bytes]") -> None:
-    """End the whole session of a process that was not waited for yet; also after an orderly end."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-
-
 @functools.cache
 def own_namespaces() -> tuple[str, ...]:
     """The command that gives a process its own user, network and process namespaces; empty where it is not allowed."""
@@ -303,29 +291,6 @@ def own_namespaces() -> tuple[str, ...]:
     command = (unshare, "--user", "--map-root-user", "--net", "--pid", "--fork", "--kill-child")
     tried = subprocess.run([*command, "true"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
     return command if tried.returncode == 0 else ()
-
-
-def _program(code: str, prompt: Prompt | None, entry: str | None) -> dict[str, str]:
-    """The code, and what runs before it: a prompt that is the begin of a program (HumanEval). Code that does not define
-    the function goes on where the prompt ends.
-    """
-    if entry is None or not isinstance(prompt, str) or not re.search(rf"\bdef {re.escape(entry)}\b", prompt):
-        return {"before": "", "code": code}
-    if not re.search(rf"\b(def|class) {re.escape(entry)}\b|^{re.escape(entry)}\s*=", code, re.MULTILINE):
-        code = next(
-            (whole for whole in (prompt + code, prompt + textwrap.indent(code, "    ")) if _parses(whole)), code
-        )
-    return {"before": prompt if _parses(prompt) else "", "code": code}
-
-
-def _parses(code: str) -> bool:
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            compile(code, "<completion>", "exec", dont_inherit=True)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return False
-    return True
 
 
 python_tests = PythonTests()

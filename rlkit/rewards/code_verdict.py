@@ -1,8 +1,8 @@
 """What a completion's process reports, judged in ours.
 
 A program's output and a call's value are compared with what is expected here, so that the code cannot find the expected
-answer in its own process, nor replace the comparison. What the report holds was written by code that nobody knows: it
-may be anything, and must not raise.
+answer in its own process, nor replace the comparison. The report was written by untrusted code: it may hold
+anything, and must not raise.
 """
 
 import json
@@ -75,7 +75,7 @@ def same_output(found: str, wanted: str) -> bool:
 
 
 def same_word(found: str, wanted: str) -> bool:
-    """Equal, or close to a number that is no integer."""
+    """Equal, or close to a number with a decimal point."""
     if found == wanted:
         return True
     try:

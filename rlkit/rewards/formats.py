@@ -1,8 +1,7 @@
 """The format of reasoning: `<think>...</think>` and then an answer.
 
-As TRL's `think_format_reward`, with three differences: the opening tag may stand in the prompt (many chat templates put
-it there, and then no completion can have it: the reward would be 0 for ever, known_faults B94); reasoning and answer
-must not be empty ("format only" is no answer); a second closing tag is no format.
+As TRL's `think_format_reward`, with three differences. The opening tag may stand in the prompt: many chat templates put
+it there, so completions do not have it. Reasoning and answer must not be empty. There is only one closing tag.
 """
 
 from collections.abc import Sequence
@@ -18,9 +17,8 @@ class ThinkFormat:
     """1 where a completion is reasoning in think tags followed by an answer, else 0.
 
     Attributes:
-        opening: "optional" takes completions with and without the opening tag, because a chat template may have put it
-            at the end of the prompt where no reward function sees it. "required" asks for it, in the completion or at
-            the visible end of its prompt.
+        opening: "optional" accepts completions without the opening tag, which a chat template may have put where no
+            reward function sees it. "required" asks for it, in the completion or at the end of its prompt.
 
     Example:
         >>> ThinkFormat()(["<think>2+2</think>4", "2+2</think> 4", "<think>2+2 4", "<think></think>"])

@@ -81,16 +81,15 @@ class CosineLength:
     ) -> list[float | None]:
         """One reward per completion."""
         judged = self.correct(completions=completions, completion_ids=completion_ids, **columns)
-        rewards: list[float | None] = []
-        for value, ids in zip(judged, completion_ids, strict=True):
-            if value is None:
-                rewards.append(None)
-                continue
-            good = value > 0.5
-            short, long = (self.correct_short, self.correct_long) if good else (self.wrong_short, self.wrong_long)
-            cosine = math.cos(math.pi * min(len(ids) / self.max_length, 1.0))
-            rewards.append(long + 0.5 * (short - long) * (1 + cosine))
-        return rewards
+        return [
+            None if value is None else self._one(value > 0.5, len(ids))
+            for value, ids in zip(judged, completion_ids, strict=True)
+        ]
+
+    def _one(self, correct: bool, tokens: int) -> float:
+        short, long = (self.correct_short, self.correct_long) if correct else (self.wrong_short, self.wrong_long)
+        cosine = math.cos(math.pi * min(tokens / self.max_length, 1.0))
+        return long + 0.5 * (short - long) * (1 + cosine)
 
 
 @dataclass(frozen=True)

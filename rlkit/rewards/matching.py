@@ -46,11 +46,11 @@ class ExactMatch:
 @dataclass(frozen=True)
 class NumericMatch:
     r"""1 where the last number of the answer is the right one, else 0. If there is a box, the number must be all of it,
-    and a box that was begun and never closed holds none.
+    and a box that was opened and never closed holds none.
 
-    Understands 1,234.50, -3, 3/4, \frac{3}{4}, 1 1/2, 1e-3, 3 \times 10^5; units, currency and per cent signs are of no
-    account. `rlkit.rewards.numerals` has the grammar. The right answer is one number: what stands after GSM8K's "####",
-    else in the last box, else all of it ("x = 7 dollars"). None where that is not one number ("2\pi", "3 or 4").
+    Reads 1,234.50, -3, 3/4, \frac{3}{4}, 1 1/2, 1e-3, 3 \times 10^5 and ignores units, currency and per cent signs; the
+    grammar is in `rlkit.rewards.numerals`. The right answer is one number: after GSM8K's "####", else in the last box,
+    else all of it ("x = 7 dollars"). None where that is not one number ("2\pi", "3 or 4").
 
     Attributes:
         column: of the right answer; None takes `answer`, else `solution`.
@@ -104,20 +104,21 @@ class BoxedMatch:
     def __call__(self, completions: Sequence[Prompt], **columns: Any) -> list[float | None]:
         """One reward per completion."""
         gold = gold_column(columns, self.column, "BoxedMatch")
-        rewards: list[float | None] = []
-        for completion, right in zip(completions, gold, strict=True):
-            if right is None:
-                rewards.append(None)
-                continue
-            found = last_boxed(answer_part(completion_text(completion)))
-            boxed = last_boxed(str(right))
-            wanted = str(right) if boxed is None else boxed
-            rewards.append(float(found is not None and "".join(found.split()) == "".join(wanted.split())))
-        return rewards
+        return [
+            None if right is None else self._one(completion_text(c), str(right))
+            for c, right in zip(completions, gold, strict=True)
+        ]
+
+    @staticmethod
+    def _one(text: str, right: str) -> float:
+        found, boxed = last_boxed(answer_part(text)), last_boxed(right)
+        return float(
+            found is not None and "".join(found.split()) == "".join((right if boxed is None else boxed).split())
+        )
 
 
 def _gold_number(text: str) -> float | None:
-    """The number that a right answer is; None if it is not one."""
+    """A right answer as a number; None if it is not one."""
     _, marked, after = text.rpartition("####")
     boxed, cut = (None, False) if marked else boxes(text)
     return None if cut and boxed is None else only_number(after if boxed is None else boxed)

@@ -1,25 +1,85 @@
 """`accuracy`: is the answer mathematically equal to the right one? math-verify decides, as in TRL's `accuracy_reward`.
 
-Hardened where that is soft: the same value in a main thread, a thread pool and an event loop (known_faults B88); no
-expression can hang a run (B89); the answer is looked for after the reasoning only; right answers that cannot be read
-are None, never 1 (B90), and counted before the run (`check_gold`).
+Unlike there, the value is the same in every thread (math-verify's timeout needs the main thread), no expression can
+hang a run, only the text after the reasoning counts, and a right answer that cannot be read gives None, not 1
+(`check_gold` counts them before the run).
 """
 
+import importlib.util
+import json
 import logging
+import subprocess
+import sys
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from rlkit.prompts.rows import as_rows
 from rlkit.record import Prompt
+from rlkit.reward_calls.child import Child, Died, TimedOut
 from rlkit.rewards.answers import GOLD, answer_part, boxes, completion_text, gold_column
-from rlkit.rewards.math_process import math_process
 
 logger = logging.getLogger(__name__)
 
-QUICK = 32  # the first round's share of the timeout is one of so many parts
+QUICK = 32  # the first round has 1 / QUICK of the timeout
 CALL_BUDGET = 3.0  # timeouts that the slow completions of a call take together
 LATE = {"error": "took too long", "late": True}
+
+
+WORKER = Path(__file__).with_name("math_worker.py")
+START_SECONDS = 120.0  # to import sympy on a busy machine
+GRACE_SECONDS = 10.0  # for the kernel's end of a question to be told; a worker that is silent longer is killed
+
+
+class MathProcess:
+    """The process in which math-verify runs, started when first needed. Any thread may ask; one question at a time."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.child: Child | None = None
+
+    def ask(
+        self, gold: str, answer: str | None, seconds: float, *, processor_seconds: float | None = None
+    ) -> dict[str, Any]:
+        """What math-verify says of an answer: "gold", "answer" and "correct", or an "error", which is "late" or not.
+
+        Without an answer only the gold is parsed. `processor_seconds` is a further bound, which a busy machine does not
+        shorten.
+        """
+        bounds = {"seconds": seconds, "processor_seconds": seconds if processor_seconds is None else processor_seconds}
+        question = json.dumps({"gold": gold, "answer": answer} | bounds).encode()
+        with self._lock:
+            child = self._started()
+            try:
+                return json.loads(child.ask(question, seconds + GRACE_SECONDS))
+            except (TimedOut, Died):
+                return {"error": "its process ended", "late": True}
+
+    def close(self) -> None:
+        """End the process, if there is one; the next question starts another one."""
+        with self._lock:
+            if self.child is not None:
+                self.child.close()
+                self.child = None
+
+    def _started(self) -> Child:
+        if self.child is not None and self.child.alive:
+            return self.child
+        if self.child is not None:
+            self.child.close()
+        if importlib.util.find_spec("math_verify") is None:
+            raise ImportError("rlkit.rewards.accuracy needs math-verify: pip install 'rlkit-llm[math]'.")
+        self.child = Child([sys.executable, "-I", str(WORKER)], stderr=subprocess.DEVNULL)
+        try:
+            self.child.ask(b"", START_SECONDS)  # it says when it is ready
+        except (TimedOut, Died) as error:
+            raise RuntimeError("rlkit.rewards.accuracy: the process for math-verify did not start.") from error
+        return self.child
+
+
+math_process = MathProcess()
 
 
 @dataclass(frozen=True)
@@ -118,7 +178,7 @@ def _shown(readings: list[str] | None) -> str:
 
 
 def check_gold(dataset: Any, *, column: str | None = None, timeout: float = 5.0) -> list[int]:
-    """The rows whose right answer `accuracy` cannot read: all their completions would be without a reward (B90).
+    """The rows whose right answer `accuracy` cannot read: all their completions would have no reward.
 
     Call it before a run; a warning names how many and which.
 

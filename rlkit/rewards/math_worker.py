@@ -1,6 +1,6 @@
-"""The process in which math-verify runs: one JSON line in, one out. Started by `math_process`, with nothing of rlkit.
+"""The process in which math-verify runs: one JSON line in, one out. Started by `math_accuracy`, with nothing of rlkit.
 
-math-verify bounds its time by signal.alarm, which works in a main thread only (known_faults B88), and some expressions
+math-verify bounds its time by signal.alarm, which works in a main thread only, and some expressions
 keep sympy in one C call for ever. Here its timeouts are off, and the kernel ends the process that judges: timers whose
 signals nobody handles. It does so even if the process that asked is gone.
 
@@ -41,12 +41,12 @@ def parse_answer(text):
 
 
 def judge(job):
-    """What is asked for: of the gold alone, or of gold and answer."""
+    """Parse the gold; with an answer, compare the two."""
     gold = parse_gold(job["gold"])
     if not gold or job["answer"] is None:
         return {"gold": [str(one) for one in gold], "answer": None, "correct": None}
     answer = parse_answer(job["answer"])
-    correct = verify(gold=gold, target=answer, timeout_seconds=None)  # not symmetric: known_faults B91
+    correct = verify(gold=gold, target=answer, timeout_seconds=None)  # not symmetric
     return {"gold": [str(one) for one in gold], "answer": [str(one) for one in answer], "correct": bool(correct)}
 
 

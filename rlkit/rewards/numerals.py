@@ -1,4 +1,4 @@
-r"""What is a number in a text: the grammar of `NumericMatch`, for what people and models write in English and LaTeX.
+r"""Read numbers from text: the grammar of `NumericMatch`.
 
 A number is, with an optional sign and currency sign before it,
 
@@ -6,31 +6,25 @@ A number is, with an optional sign and currency sign before it,
 - a fraction: `3/4`, `\frac{3}{4}`, `\frac34`; a mixed one: `1 1/2`, `1½`, `2\frac{1}{2}`;
 - with an exponent: `1.5e-3`, `1.5 \times 10^{-3}`, `10^5`.
 
-What follows it is a unit and of no account: words (`5 million` is 5), and a per cent sign too (50% is 50). A full stop
-ends a sentence. `12-34` has no sign in it, `2 - -3` has. The minus may be any of Unicode's, digits may be wide.
+A unit after it is ignored: words (`5 million` is 5), and a per cent sign (50% is 50). A full stop ends a sentence.
+`12-34` has no sign in it, `2 - -3` has. The minus may be any of Unicode's, digits may be full-width.
 
-What looks like a number and is more than that is none: a power (`2^{10}`), a root, a multiple of pi or of a root, a
-fraction of other things, a date, a clock time, a version. Digits within a word (`H2O`, `x_1`) are part of the word.
-Left out: commas as decimal points, numerals in words.
+Not numbers: a power (`2^{10}`), a root, a multiple of pi or of a root, a fraction of other things, a date, a time, a
+version. Digits within a word (`H2O`, `x_1`) are part of the word. Not read: decimal commas, numerals in words.
 """
 
 import math
 import re
+import unicodedata
 from collections.abc import Iterator
 
-_DIGITS = str.maketrans(
-    "０１２３４５６７８９．，％＋／\u2212\u2010\u2011\u2013\ufe63\uff0d\u2044\u2215", "0123456789.,%+/------//"
-)
-_HALVES = {
-    "¼": "1/4", "½": "1/2", "¾": "3/4", "⅓": "1/3", "⅔": "2/3", "⅕": "1/5", "⅖": "2/5", "⅗": "3/5", "⅘": "4/5",
-    "⅙": "1/6", "⅚": "5/6", "⅛": "1/8", "⅜": "3/8", "⅝": "5/8", "⅞": "7/8",
-}  # fmt: skip
-_VULGAR = re.compile(f"(?P<whole>[0-9]?)(?P<half>[{''.join(_HALVES)}])")
+_ASCII = str.maketrans("\u2212\u2010\u2011\u2013\ufe63\u2044\u2215", "-----//")
+_WIDE = re.compile("([¼-¾⅐-⅞])|[！-～]")  # vulgar fractions, full-width ASCII
 _SEPARATOR = re.compile(r"(?<=\d)(?:\\[,;:! ]|\{,\}|[_\u00a0\u2009\u202f])(?=\d{3}(?!\d))", re.ASCII)
 _RELATION = re.compile(r"=|≈|\\approx\b")
 
 _PLAIN = r"(?:\d{1,3}(?:,\d{2,3}){0,12},\d{3}(?!\d)(?:\.\d+)?|\d+(?:\.\d+)?|(?<![\w.])\.\d+)"
-_BRACES = r"\{(?:[^{}]|\{[^{}]*\})*\}"  # two levels; what is deeper is no number either
+_BRACES = r"\{(?:[^{}]|\{[^{}]*\})*\}"  # two levels; what is deeper is not a number either
 _TIMES = r"(?:\\times|\\cdot|[×x*·])"
 _TOKEN = re.compile(
     rf"""
@@ -62,7 +56,7 @@ _TOKEN = re.compile(
 
 
 def last_number(text: str) -> float | None:
-    r"""The last number in a text; None if there is none, or what comes last is more than a number.
+    r"""The last number in a text; None if there is none, or it is part of something larger such as a power.
 
     Example:
         >>> (
@@ -73,14 +67,11 @@ def last_number(text: str) -> float | None:
         ... )
         (-1250.5, 34.0, 0.75, None)
     """
-    found = None
-    for value in _values(text):
-        found = value
-    return found
+    return next(reversed(list(_values(text))), None)
 
 
 def only_number(text: str) -> float | None:
-    r"""The number that a text is, words around it aside; after the last sign of equality, if there is one.
+    r"""The only number in a text, or after its last equals sign; None if there is none or more than one.
 
     Example:
         >>> only_number("x = 7 dollars"), only_number("3 or 4"), only_number(r"\frac{1}{2}"), only_number(r"2\sqrt{3}")
@@ -91,9 +82,9 @@ def only_number(text: str) -> float | None:
 
 
 def _values(text: str) -> Iterator[float | None]:
-    """The numbers of a text in their order; None for what is more than a number."""
-    text = _VULGAR.sub(lambda match: f"{match['whole']} {_HALVES[match['half']]}", text).translate(_DIGITS)
-    for match in _TOKEN.finditer(_SEPARATOR.sub("", text)):
+    """The numbers of a text in their order; None for a number that is part of something larger."""
+    text = _WIDE.sub(lambda match: " " * bool(match[1]) + unicodedata.normalize("NFKC", match[0]), text)
+    for match in _TOKEN.finditer(_SEPARATOR.sub("", text.translate(_ASCII))):
         if match["number"]:
             yield _value(match)
         elif match["more"] or match["date"]:
@@ -116,10 +107,6 @@ def _value(match: re.Match[str]) -> float | None:
         value = above / below + (_plain(whole) if whole else 0.0)
     negative = "-" in (match["sign"], match["late_sign"])
     return (-value if negative else value) if math.isfinite(value) else None
-
-
-def _power_of_ten(exponent: int) -> float:
-    return float(f"1e{exponent}")  # inf, where ** would raise
 
 
 def _plain(text: str) -> float:

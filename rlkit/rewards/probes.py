@@ -1,7 +1,5 @@
-"""`probe`: what a reward pays for short cuts, before a policy finds them.
-
-A policy in training finds what is paid for, not what is meant. So a reward is first asked about completions that nobody
-wants: an empty one, the prompt again, the answer many times over, the tags without anything in them.
+"""`probe`: what a reward gives for shortcuts, before a policy finds them: an empty completion, the prompt again, the
+answer many times over, tags with nothing in them.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -9,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from rlkit.engine import Completion
-from rlkit.engines.assembly import assemble
+from rlkit.engines.rollout_assembly import assemble
 from rlkit.prompts import make_batch
 from rlkit.record import text_of
 from rlkit.scoring import RewardFunction, score
@@ -33,7 +31,7 @@ def probe(
     answer: str = "answer",
     extra: Mapping[str, Write] | None = None,
 ) -> "pd.DataFrame":
-    """Mean reward of completions that are written by hand, one kind a line.
+    """Mean reward of hand-written completions, one kind per line.
 
     Kinds: the right answer, that of the next row (wrong where the two differ), nothing, the prompt again, the answer
     twenty times, and empty tags and box.
@@ -77,7 +75,7 @@ def probe(
 
 
 def _rollout(policy: "Policy", rows: list[dict[str, Any]], texts: list[str]) -> Rollout:
-    """A rollout whose completions are these texts; tokens as the tokenizer makes them, to the letter or not."""
+    """A rollout with these texts as completions; their tokens may decode to slightly different text."""
     safe = [text.encode("utf-8", "replace").decode("utf-8") for text in texts]
     made = [policy.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"] for text in safe]
     ids = [list(one) or [policy.eos_ids[0]] for one in made]

@@ -158,14 +158,7 @@ def system_calls() -> bytes:
     rule("sendto", (4, ALL, 0))  # to the other end of it, not to an address
     rule("prlimit64", (0, INT, 0), (2, ALL, 0))  # reads; writes only the size of the stack
     rule("prlimit64", (0, INT, 0), (1, INT, 3))
-    for request in (
-        0x5401,
-        0x5413,
-        0x541B,
-        0x5421,
-        0x5450,
-        0x5451,
-    ):  # TCGETS, TIOCGWINSZ, FIONREAD, FIONBIO, ...
+    for request in (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451):  # TCGETS, TIOCGWINSZ, FIONREAD, FIONBIO, ...
         rule("ioctl", (1, INT, request))
     for command in (0, 1, 2, 3, 4, 5, 6, 7, 36, 37, 38, 1030):  # not F_SETOWN, which sends signals to other processes
         rule("fcntl", (1, INT, command))

@@ -30,16 +30,7 @@ def runs_in_place() -> bool:
 
 
 class Background:
-    """A function that runs in its own thread.
-
-    Args:
-        function: the loop.
-        name: of the run, for messages.
-        flag: of the run; it ends the loop between two steps.
-
-    Raises:
-        RuntimeError: another loop is going in the background.
-    """
+    """A loop that runs in its own thread; `name` and `flag` are those of its run. RuntimeError if another one does."""
 
     def __init__(self, function: Callable[[], object], name: str, flag: StopFlag) -> None:
         if _alive:
@@ -79,7 +70,7 @@ class Background:
 
     @property
     def alive(self) -> bool:
-        """Whether the function has not returned yet."""
+        """Whether the loop goes on."""
         return not self._ended.is_set()
 
     @property
@@ -124,11 +115,8 @@ def same_torch_state() -> Callable[[], contextlib.AbstractContextManager[None]]:
     """
     grad, inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
     device = torch.get_default_device()
-    autocasts = [
-        (kind, torch.get_autocast_dtype(kind))
-        for kind in ("cpu", "cuda", "xpu", "mps")
-        if torch.is_autocast_enabled(kind)
-    ]
+    kinds = [kind for kind in ("cpu", "cuda", "xpu", "mps") if torch.is_autocast_enabled(kind)]
+    autocasts = [(kind, torch.get_autocast_dtype(kind)) for kind in kinds]
     cache = torch.is_autocast_cache_enabled()
     gpu = torch.cuda.current_device() if torch.cuda.is_initialized() else None
 

@@ -14,6 +14,7 @@ Left out: frozen parameters (an adapter's base model is loaded from where it cam
 """
 
 import os
+import random
 import shutil
 import warnings
 from collections.abc import Iterator, Mapping
@@ -22,20 +23,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from rlkit.distributed import collectives
 from rlkit.run.folder import write_json
 from rlkit.run.line_files import read_json
-from rlkit.run.manifest import (
-    FILE,
-    checksums,
-    damaged,
-    pointed,
-    sealed,
-    together,
-)
-from rlkit.run.random_state import random_state, set_random_state
+from rlkit.run.manifest import FILE, checksums, damaged, pointed, sealed, together
 from rlkit.support.files import regular, written_whole
 
 if TYPE_CHECKING:
@@ -55,20 +49,9 @@ class Tracked:
 
 
 def save(folder: Path, tracked: Tracked, counters: Mapping[str, Any], score: float | None) -> Path:
-    """Write a checkpoint; every process calls it.
+    """Write a checkpoint into the `ckpt` folder and return its own; every process calls it; errors as in `Run.save`.
 
-    Args:
-        folder: the `ckpt` folder.
-        tracked: what to save.
-        counters: plain data for run.json; `step` names the checkpoint.
-        score: value of the metric `tracked.best` now, or None if it was not measured.
-
-    Returns:
-        The folder of the checkpoint.
-
-    Raises:
-        OSError: it cannot be written (a full disk), on every process; nothing of it stays, earlier ones are whole.
-        TypeError: a value that is not plain data.
+    `counters` is plain data for run.json, whose `step` names the checkpoint; `score` is the value of `tracked.best`.
     """
     target = folder / f"step-{counters['step']:06d}"
     partial = folder / f"{target.name}.partial"
@@ -88,7 +71,7 @@ def save(folder: Path, tracked: Tracked, counters: Mapping[str, Any], score: flo
             "files": files,
         }
         write_json(partial / FILE, sealed(dict(counters) | extra))
-        if target.exists():  # moved in one operation: while it is deleted there would be no whole checkpoint
+        if target.exists():  # moved in one operation: while it is deleted there would be not a whole checkpoint
             aside = folder / f"{target.name}.old.partial"
             shutil.rmtree(aside, ignore_errors=True)
             os.replace(target, aside)
@@ -151,10 +134,10 @@ def load(checkpoint: Path, tracked: Tracked, counters: Mapping[str, Any]) -> Non
         try:
             state = zero3.load(checkpoint)
         except Exception as error:
-            raise RuntimeError(_misfit(checkpoint, "DeepSpeed", error, counters)) from error
+            raise _misfit(checkpoint, "DeepSpeed", error) from error
     else:
-        state = _load_state(checkpoint, tracked, counters)
-        if not counters.get("optimizer_has_state", True):
+        state = _load_state(checkpoint, tracked)
+        if not counters["optimizer_has_state"]:
             tracked.optimizer.state.clear()
     if tracked.scheduler is not None:
         if "scheduler" not in state:
@@ -170,17 +153,36 @@ def _load_random_state(file: Path) -> None:
     try:
         with open(file, "rb", opener=regular) as handle:
             set_random_state(torch.load(handle, weights_only=True))
-    except Exception as error:  # a damaged file without a checksum may raise anything
+    except Exception as error:  # a forged file may raise anything
         what = f"{file.name} holds no random states ({type(error).__name__}: {error})"
         raise damaged(file.parent, what[:300]) from None
 
 
-def check_index(checkpoint: Path) -> None:
-    """Check that the index of a checkpoint of torch can be read without executing anything.
+def random_state() -> dict[str, Any]:
+    """Return the random states of this process as plain data: Python's, numpy's, torch's, those of its GPUs."""
+    version, words, gauss = random.getstate()
+    kind, keys, position, has_gauss, cached = np.random.get_state()  # noqa: NPY002 - the users' own code may use it
+    return {
+        "python": [version, list(words), gauss],
+        "numpy": [kind, torch.from_numpy(np.asarray(keys).astype(np.int64)), position, has_gauss, cached],
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+    }
 
-    Raises:
-        RuntimeError: it cannot.
-    """
+
+def set_random_state(state: Mapping[str, Any]) -> None:
+    """Restore the random states; those of GPUs only on the same number of GPUs."""
+    version, words, gauss = state["python"]
+    random.setstate((version, tuple(words), gauss))
+    kind, keys, position, has_gauss, cached = state["numpy"]
+    np.random.set_state((kind, keys.numpy().astype(np.uint32), position, has_gauss, cached))  # noqa: NPY002
+    torch.set_rng_state(state["torch"])
+    if len(state["cuda"]) == torch.cuda.device_count() and state["cuda"]:
+        torch.cuda.set_rng_state_all(state["cuda"])
+
+
+def check_index(checkpoint: Path) -> None:
+    """Raise RuntimeError if the index of a checkpoint of torch cannot be read without executing anything."""
     with _quiet():
         from rlkit.run import storage
     try:
@@ -201,15 +203,15 @@ def _check_layout(checkpoint: Path, counters: Mapping[str, Any], tracked: Tracke
         )
 
 
-def _misfit(checkpoint: Path, who: str, error: Exception, counters: Mapping[str, Any]) -> str:
-    why = "were they made with other settings (another model, adapter, optimizer or scheduler)?"
-    if "files" not in counters:
-        why = f"is a file of it damaged (it has no checksums), or {why}"
+def _misfit(checkpoint: Path, who: str, error: Exception) -> RuntimeError:
     said = " ".join(str(error).split())[:500] or type(error).__name__
-    return f"run.resume: {checkpoint} does not fit the tracked policy and optimizer: {why} {who} says: {said}"
+    return RuntimeError(
+        f"run.resume: {checkpoint} does not fit the tracked policy and optimizer: were they made with other settings "
+        f"(another model, adapter, optimizer or scheduler)? {who} says: {said}"
+    )
 
 
-def _load_state(checkpoint: Path, tracked: Tracked, counters: Mapping[str, Any]) -> dict[str, Any]:
+def _load_state(checkpoint: Path, tracked: Tracked) -> dict[str, Any]:
     state = _state(tracked)
     with _quiet():
         from torch.distributed.checkpoint.state_dict import StateDictOptions, set_state_dict
@@ -219,7 +221,7 @@ def _load_state(checkpoint: Path, tracked: Tracked, counters: Mapping[str, Any])
         try:
             storage.load(state, checkpoint, alone=not collectives.is_many())
         except Exception as error:
-            raise RuntimeError(_misfit(checkpoint, "torch", error, counters)) from None
+            raise _misfit(checkpoint, "torch", error) from None
         set_state_dict(
             tracked.policy.model,
             tracked.optimizer,

@@ -1,61 +1,27 @@
 """Checkpointer: what a run saves, and which checkpoint it goes on from. One checkpoint's files: checkpoint.py."""
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import torch
+from typing import Any
 
 from rlkit.distributed import collectives
 from rlkit.run import checkpoint, evaluations
 from rlkit.run.folder import cut_lines, gone
-from rlkit.run.manifest import candidates, mend, newest_of, read_counters, together, verify
+from rlkit.run.manifest import candidates, mend, read_counters, together, verify
 from rlkit.run.rollouts import cut_parts
-from rlkit.support.process_state import current
 from rlkit.support.text import say
-
-if TYPE_CHECKING:
-    from rlkit.policy import Policy
-    from rlkit.step import LRScheduler
 
 
 class Checkpointer:
-    """Saves and restores what `Run.track` was given.
-
-    Attributes:
-        tracked: policy, optimizer and scheduler; None before `track`.
-        prompts: the loader whose position is saved, or None.
-        vstar: the table of V* that belongs to the run, or None.
-    """
+    """Saves and restores what `Run.track` was given."""
 
     def __init__(self) -> None:
         self.tracked: checkpoint.Tracked | None = None
-        self.prompts: Any = None
-        self.vstar: Any = None
-
-    def track(
-        self,
-        policy: "Policy",
-        optimizer: torch.optim.Optimizer,
-        scheduler: "LRScheduler | None",
-        prompts: Any,
-        vstar: Any,
-        keep: int,
-        best: str | None,
-    ) -> None:
-        """See `Run.track`."""
-        if keep < 1:
-            raise ValueError(f"run.track: keep must be at least 1, got {keep}.")
-        self.tracked = checkpoint.Tracked(policy, optimizer, scheduler, current.keep or keep, best)
-        self.prompts, self.vstar = prompts, vstar
+        self.prompts: Any = None  # the loader whose position is saved
+        self.vstar: Any = None  # the table of V* that belongs to the run
 
     def require(self, where: str) -> checkpoint.Tracked:
-        """Return what is tracked.
-
-        Raises:
-            RuntimeError: nothing is.
-        """
+        """Return what is tracked; RuntimeError if nothing is."""
         if self.tracked is None:
             raise RuntimeError(f"{where}: nothing is tracked; call run.track(policy, optimizer) first.")
         return self.tracked
@@ -63,10 +29,7 @@ class Checkpointer:
     def save(self, folder: Path, counters: Mapping[str, Any], last: Mapping[str, Any]) -> Path:
         """Write a checkpoint into a run's folder; every process calls it.
 
-        Args:
-            folder: of the run.
-            counters: plain data of the run; `step` names the checkpoint.
-            last: the metrics that were logged last; `Tracked.best` names one of them.
+        `counters` is plain data, whose `step` names the checkpoint; `last` are the metrics that were logged last.
         """
         tracked = self.require("run.save")
         if collectives.from_main(collectives.rank() == 0 and not folder.is_dir()):  # raised on every process
@@ -80,25 +43,8 @@ class Checkpointer:
         score = last.get(tracked.best) if tracked.best else None
         return checkpoint.save(folder / "ckpt", tracked, dict(counters) | own, score)
 
-    def find(self, wanted: Path, source: str | os.PathLike[str]) -> Path | None:
-        """Return the checkpoint that `Run.resume(source)` means, whole or not, the same on every process; None to
-        start a new run.
-        """
-        if source == "none":
-            return None
-        return collectives.from_main(newest_of(wanted) if source == "auto" else Path(source))
-
     def load(self, found: Path, *, named: bool, mine: bool) -> dict[str, Any]:
-        """Restore a checkpoint; every process calls it.
-
-        Args:
-            found: the checkpoint.
-            named: load exactly this one; else the newest whole one beside it.
-            mine: it lies in the run's own folder, which is locked by now.
-
-        Returns:
-            The counters that were saved with it.
-        """
+        """Restore a checkpoint and return the counters that were saved with it; arguments as in `choose`."""
         tracked = self.require("run.resume")
         found, counters = choose(found, named=named, mine=mine)
         checkpoint.check_vstar(found, counters, self.vstar)

@@ -4,23 +4,21 @@
 
 The view, other notebooks, browser tabs and `rlkit ctl runs/x stop` all use it. A file and not a socket: it works for a
 job on another node of the cluster, and records who changed what. The main process reads it and the loop tells the
-others. Lines from before the loop are ignored, so a resumed run does not repeat them; `taken` in state.json counts the
-lines that were handled.
+others. Lines from before the loop are ignored, so a resumed run does not repeat them.
 """
 
-import contextlib
 import json
-import math
 import numbers
 import os
 import socket
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from rlkit.run.line_files import read_json
-from rlkit.run.lock import lives
+from rlkit.run.line_files import Lines, read_json
+from rlkit.run.lock import lives, one_at_a_time
 from rlkit.run.status import UNFINISHED
 from rlkit.support.files import regular
 from rlkit.support.scalars import scalar
@@ -28,19 +26,11 @@ from rlkit.support.scalars import scalar
 Order = Literal["pause", "resume", "stop", "save", "set"]
 ORDERS: tuple[str, ...] = get_args(Order)
 FILE = "commands.jsonl"
-MOST_BYTES = 1 << 20  # read at a time
 
 
 @dataclass(frozen=True)
 class Command:
-    """One command.
-
-    Attributes:
-        order: "pause", "resume", "stop", "save" or "set".
-        name: of the number to set.
-        value: what to set it to.
-        by: who sent it, for the log.
-    """
+    """One command; `name` and `value` belong to "set", `by` is who sent it."""
 
     order: str
     name: str | None = None
@@ -91,7 +81,8 @@ def send(
 def _append(file: Path, line: bytes) -> int:
     """Append a line in one write, also beside other writers; returns its number, counted from 1."""
     handle = regular(str(file), os.O_RDWR | os.O_APPEND | os.O_CREAT)  # unbuffered: its position is the true one
-    with open(handle, "r+b", buffering=0) as raw:
+    # One writer at a time: a line that crosses a page is half there for a moment.
+    with open(handle, "r+b", buffering=0) as raw, one_at_a_time(file.parent):
         if raw.seek(0, os.SEEK_END):
             raw.seek(-1, os.SEEK_END)
             if raw.read(1) != b"\n":  # a killed writer left half a line
@@ -108,7 +99,7 @@ def why_over(state: dict[str, Any]) -> str | None:
         return f"its loop has ended ({state.get('status')}) at step {state.get('step')}"
     pid = state.get("pid")
     if state.get("host") == socket.gethostname() and isinstance(pid, int) and not lives(pid):
-        return f"its process {pid} has ended without a word"
+        return f"its process {pid} no longer runs"
     return None
 
 
@@ -125,24 +116,17 @@ def _checked(name: str | None, value: float | None, state: dict[str, Any]) -> fl
 
 
 def check_number(where: str, name: str, value: Any, kind: type, bounds: Any = None) -> float:
-    """Return a value as the type of a declared number, if it is valid.
-
-    Args:
-        where: the function, for messages.
-        name: of the number.
-        value: the value.
-        kind: int or float.
-        bounds: (lowest, highest), either may be None, or None.
+    """Return a value as the type of a declared number, `int` or `float`; errors name the function `where`.
 
     Raises:
         TypeError: not a number.
-        ValueError: not finite, not whole, or out of bounds.
+        ValueError: not finite, not whole, or not within bounds (lowest, highest), either of which may be None.
     """
     value = scalar(value)
-    is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)  # a condition of its own, for mypy
     if not is_number:
         raise TypeError(f"{where}: {name} must be a number, got {value!r}.")
-    if not _is_finite(value):
+    if not abs(value) <= sys.float_info.max:  # NaN, infinite, an integer of hundreds of digits
         raise ValueError(f"{where}: {name} must be finite, got {str(value)[:40]}.")
     number: float = int(value) if kind is int else float(value)
     if kind is int and number != value:
@@ -153,13 +137,6 @@ def check_number(where: str, name: str, value: Any, kind: type, bounds: Any = No
     return number
 
 
-def _is_finite(value: Any) -> bool:
-    try:
-        return math.isfinite(value)
-    except OverflowError:  # an integer of hundreds of digits
-        return False
-
-
 class Inbox:
     """Reads the commands that are appended from now on, in the main process of a run.
 
@@ -168,56 +145,37 @@ class Inbox:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._file = folder / FILE
-        self._offset: int | None = None  # until the file could be read
+        self._lines = Lines(folder / FILE)
+        self._has_history = True
+        self._fault = ""
         self.taken = 0
-        self._failed = False
-        with contextlib.suppress(OSError):  # `take` tries again, and says so
-            self._skip_history()
-
-    def _skip_history(self) -> None:
-        before = b""
-        if self._file.exists():
-            with open(self._file, "rb", opener=regular) as file:
-                before = file.read()
-        self._offset, self.taken = len(before), before.count(b"\n")
+        self._new_lines()
 
     def take(self) -> tuple[list[Command], list[str]]:
-        """Return the commands since the last call, and a note on each invalid line. Costs a stat if there are none."""
-        try:
-            lines = self._new_lines()
-        except OSError as error:  # must not stop the training
-            notes = [] if self._failed else [f"rlkit: {self._file} cannot be read: {error}"]
-            self._failed = True
-            return [], notes
-        self._failed = False
+        """Return the commands since the last call, and notes on invalid lines and on a file that cannot be read."""
         commands, notes = [], []
-        for line in lines:
+        for line in self._new_lines():
             self.taken += 1
             try:
                 commands += [parse(line)] if line.strip() else []
             except ValueError as error:
                 notes.append(f"rlkit: line {self.taken} of {FILE} is skipped: {error}")
+        if self._lines.fault and self._lines.fault != self._fault:
+            notes.append(f"rlkit: {self._lines.fault}")
+        self._fault = self._lines.fault
         return commands, notes
 
     def _new_lines(self) -> list[bytes]:
-        if self._offset is None:
-            self._skip_history()
-        assert self._offset is not None
-        size = self._file.stat().st_size if self._file.exists() else 0
-        if size < self._offset:  # someone emptied it
-            self._offset = self.taken = 0
-        if size == self._offset:
+        new: list[bytes] = []
+        for lines, replaced in self._lines.read_bytes():
+            if replaced:  # someone emptied it
+                self.taken, new = 0, []
+            new += lines
+        if self._has_history:  # what stands there before the loop begins
+            self._has_history = bool(self._lines.fault)
+            self.taken += len(new)
             return []
-        with open(self._file, "rb", opener=regular) as file:
-            file.seek(self._offset)
-            found = file.read(MOST_BYTES)
-        whole = found.rfind(b"\n") + 1
-        if not whole and len(found) == MOST_BYTES:  # too long for a command; skip it
-            self._offset += len(found)
-            return []
-        self._offset += whole
-        return found[:whole].split(b"\n")[:-1]
+        return new
 
 
 def parse(line: bytes) -> Command:

@@ -14,7 +14,7 @@ from rlkit.run.folder import append_line, keep_lines, need_folder
 from rlkit.run.line_files import is_step
 
 if TYPE_CHECKING:
-    from rlkit.evaluation.evaluate import Evaluation
+    from rlkit.evaluation.compare import Evaluation
 
 FILE = "evaluations.jsonl"
 FOLDER = "evaluations"

@@ -46,8 +46,7 @@ def claimed_folder(path: str | os.PathLike[str]) -> Path:
         folder = fresh_folder(path)
         with contextlib.suppress(RuntimeError):  # another process was faster, so the folder is not empty now
             lock(folder)
-            names = {file.name for file in folder.iterdir()} - {"lock"}
-            if all(name.startswith("lock.") for name in names):  # of other processes that try at this moment
+            if all(file.name == "lock" for file in folder.iterdir()):
                 return folder
             unlock(folder)  # another process was faster, and has ended already
 

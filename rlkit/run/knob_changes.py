@@ -24,13 +24,8 @@ FILE = "changes.jsonl"
 
 @dataclass(frozen=True)
 class Change:
-    """One change.
-
-    Attributes:
-        step: the first step that saw it.
-        name: of the number.
-        value: the new value.
-        declared: the value that the loop had declared; None for a learning rate, which the optimizer holds.
+    """One change: `step` is the first that saw it, `declared` the value that the loop had declared, None for a learning
+    rate, which the optimizer holds.
     """
 
     step: int
@@ -40,15 +35,16 @@ class Change:
 
 
 class Changes:
-    """The changes of one run; every process knows those to repeat, and the main one writes."""
+    """The changes of one run. Every process knows those to repeat, the main one writes."""
 
     def __init__(self) -> None:
         self._to_come: list[Change] = []
 
     def go_back(self, folder: Path, step: int) -> None:
         """Read the changes from a step on, which are to be repeated. Every process calls it."""
-        found = [change for change in _read(folder) if change.step >= step] if collectives.rank() == 0 else []
-        self._to_come = collectives.from_main(found)
+        lines = read_lines(folder / FILE) if collectives.rank() == 0 else []
+        found = [change for change in map(_change, lines) if change is not None and change.step >= step]
+        self._to_come = collectives.from_main(sorted(found, key=lambda change: change.step))
 
     def before(self, step: int) -> Iterator[Change]:
         """Yield those to repeat before a step, in their order; each is yielded once."""
@@ -63,20 +59,15 @@ class Changes:
             append_line(folder / FILE, asdict(change))
 
     def forget(self, folder: Path, name: str, step: int) -> None:
-        """Delete the recorded changes of a number from a step on."""
+        """Delete the recorded changes of a number from a step on, and invalid lines."""
+
+        def stays(line: dict[str, Any]) -> bool:
+            change = _change(line)
+            return change is not None and (change.name != name or change.step < step)
+
         self._to_come = [change for change in self._to_come if change.name != name]
         if collectives.rank() == 0:
-            keep_lines(folder / FILE, lambda line: _stays(_change(line), name, step))
-
-
-def _read(folder: Path) -> list[Change]:
-    """Return the recorded changes by step; several of one step in their order. Invalid lines are left out."""
-    found = [_change(line) for line in read_lines(folder / FILE)]
-    return sorted((change for change in found if change is not None), key=lambda change: change.step)
-
-
-def _stays(change: Change | None, name: str, step: int) -> bool:
-    return change is not None and (change.name != name or change.step < step)
+            keep_lines(folder / FILE, stays)
 
 
 def _change(line: dict[str, Any]) -> Change | None:

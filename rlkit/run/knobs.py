@@ -139,10 +139,6 @@ class Numbers:
         """Return the present values in the order of declaration."""
         return {name: number.value for name, number in self._now.items()}
 
-    def metrics(self) -> dict[str, float]:
-        """Return the present values under the names by which they are logged."""
-        return {f"knobs/{name}": value for name, value in self.values().items()}
-
     def state(self) -> dict[str, dict[str, float]]:
         """Return what a checkpoint holds. A learning rate is saved with its optimizer."""
         return {

@@ -10,64 +10,70 @@ from rlkit.support.files import regular
 
 
 class Lines:
-    """A JSON-lines file that another process may be writing: each `read` gives the lines that are new.
+    """A file of lines that another process may be writing: each read gives the lines that are new.
 
     Attributes:
         file: the file; it need not exist yet.
+        fault: why it could not be read last time, else "".
     """
 
     TAIL = 256  # bytes before the offset that must be unchanged, else the file was replaced
     BLOCK = 4 * 2**20  # bytes that are parsed at a time, so that a long file is never in memory as objects
 
     def __init__(self, file: Path) -> None:
-        self.file = file
+        self.file, self.fault = file, ""
         self._begin()
 
     def _begin(self) -> None:
-        self._offset, self._tail, self._torn, self._broken, self._fault = 0, b"", False, 0, ""
+        self._offset, self._tail, self._torn, self._broken = 0, b"", False, 0
 
     @property
     def notes(self) -> list[str]:
         """What was left out of the file."""
         broken = f"{self.file.name}: {self._broken} lines are not JSON and were left out."
         torn = f"{self.file.name}: the last line is not whole and was left out."
-        return [broken] * (self._broken > 0) + [torn] * self._torn + [self._fault] * bool(self._fault)
+        return [broken] * (self._broken > 0) + [torn] * self._torn + [self.fault] * bool(self.fault)
 
     def read(self) -> Iterator[tuple[list[Any], bool]]:
-        """Yield the objects of the new whole lines, block by block, and whether the file was replaced: a resumed run
-        removes the lines after its checkpoint.
+        """Yield the JSON values of the new whole lines, block by block, and whether the file was replaced: a resumed
+        run removes the lines after its checkpoint.
         """
+        for lines, replaced in self.read_bytes():
+            yield self._parse([line for line in lines if line.strip()]), replaced
+
+    def read_bytes(self) -> Iterator[tuple[list[bytes], bool]]:
+        """`read` without parsing the lines; empty lines are among them."""
         try:
             handle = open(self.file, "rb", opener=regular)
         except FileNotFoundError:
+            self.fault = ""
             if self._offset:
                 self._begin()
                 yield [], True
             return
         except OSError as error:
-            self._fault = f"{self.file.name} cannot be read: {error.strerror}."
+            self.fault = f"{self.file.name} cannot be read: {error.strerror}."
             return
-        self._fault = ""
+        self.fault = ""
         with handle:
             handle.seek(self._offset - len(self._tail))
-            anew = handle.read(len(self._tail)) != self._tail
-            if anew:
+            replaced = handle.read(len(self._tail)) != self._tail
+            if replaced:
                 self._begin()
                 handle.seek(0)
             self._torn = False
             while not self._torn and (data := handle.read(self.BLOCK)):
                 data += handle.readline() if len(data) == self.BLOCK else b""
-                yield self._parse(data), anew
-                anew = False
-            if anew:
+                end = data.rfind(b"\n") + 1
+                self._torn = end < len(data)
+                self._offset += end
+                self._tail = (self._tail + data[:end])[-self.TAIL :]
+                yield data[:end].split(b"\n")[:-1], replaced
+                replaced = False
+            if replaced:
                 yield [], True
 
-    def _parse(self, data: bytes) -> list[Any]:
-        end = data.rfind(b"\n") + 1
-        self._torn = end < len(data)
-        self._offset += end
-        self._tail = (self._tail + data[:end])[-self.TAIL :]
-        lines = [line for line in data[:end].split(b"\n") if line.strip()]
+    def _parse(self, lines: list[bytes]) -> list[Any]:
         with contextlib.suppress(ValueError, RecursionError):
             found = json.loads(b"[" + b",".join(lines) + b"]")
             if len(found) == len(lines):

@@ -20,20 +20,11 @@ from rlkit.support.text import say
 
 
 class Home:
-    """The folder of one run, the same on every process.
-
-    Args:
-        wanted: the folder that was asked for.
-        config: parameters to keep in `config.json`.
-
-    Attributes:
-        wanted: the same, or where the command line of a script puts it.
-        folder: the folder, absolute; None while it is not chosen.
-    """
+    """The folder of one run, the same on every process; `config` are the parameters to keep in `config.json`."""
 
     def __init__(self, wanted: Path, config: Mapping[str, Any]) -> None:
-        self.wanted = current.folder_for(wanted)
-        self.folder: Path | None = None
+        self.wanted = current.folder_for(wanted)  # a script's command line may put it elsewhere
+        self.folder: Path | None = None  # absolute; None while it is not chosen
         self._config = dict(config)
 
     @property
@@ -46,8 +37,7 @@ class Home:
     def go_on_in(self, run: Path, *, wanted: bool) -> bool:
         """Choose the folder of a checkpoint if none is chosen and it is this run's (numbered or not) or `wanted`.
 
-        Returns:
-            True if the checkpoint is of this run, False if the run goes on from another one's.
+        Returns False if the run goes on from another run's checkpoint.
         """
         if self.folder is None and (wanted or self._is_mine(run)):
             self._open(run)
@@ -80,12 +70,10 @@ class Home:
         return run if run is not None and self._is_mine(run) else None
 
     def _is_mine(self, run: Path) -> bool:
-        """Return whether it is the wanted folder or one of its numbered ones."""
         known = {folder.resolve() for folder in numbered_folders(self.wanted)}
         return collectives.from_main(run.resolve() in known)
 
     def _settings(self) -> dict[str, Any]:
-        """Return the contents of config.json."""
         found = origin()
         script = {"script": {**current.script, "processes": collectives.size()}} if current.script else {}
         parameters = {**found.pop("parameters", {}), **current.parameters, **self._config}

@@ -1,14 +1,14 @@
 """The lock of a run's folder: a file with the host and the process that works on it.
 
-It holds on network file systems, names its owner in the error, and is taken over when its process has ended on this
-machine. A lock of another host is never taken over, since its process cannot be seen.
+A lock whose process has ended on this machine is taken over. A lock of another host is not, since its process cannot be
+seen from here. Where the file system has no flock, two processes that take over a dead one's lock at the same moment
+may both succeed; a folder that has no lock is safe there too.
 """
 
 import contextlib
 import json
 import os
 import socket
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,7 +24,7 @@ def lock(folder: Path) -> None:
         RuntimeError: another process that still runs works on it.
     """
     file, mine = folder / "lock", {"host": socket.gethostname(), "pid": os.getpid()}
-    with _serialized(folder):
+    with one_at_a_time(folder):
         while not _create(file, json.dumps(mine) + "\n"):
             other = _owner(file)
             if other == mine:
@@ -61,14 +61,10 @@ def lives(pid: int) -> bool:
 
 
 @contextlib.contextmanager
-def _serialized(folder: Path) -> Iterator[None]:
-    """Let one process at a time in: two that find the lock of a dead process must not delete each other's.
-
-    Uses flock. Without it (Windows, some network file systems) two processes may take over a dead one's lock at the
-    same moment; a folder that has no lock is safe there too.
-    """
+def one_at_a_time(folder: Path) -> Iterator[None]:
+    """Let one process at a time in: two that find the lock of a dead process must not delete each other's."""
     with contextlib.ExitStack() as stack:
-        with contextlib.suppress(ImportError, OSError):
+        with contextlib.suppress(ImportError, OSError):  # Windows, some network file systems
             import fcntl
 
             handle = os.open(folder, os.O_RDONLY)
@@ -78,30 +74,21 @@ def _serialized(folder: Path) -> Iterator[None]:
 
 
 def _create(file: Path, text: str) -> bool:
-    """Create the file with all of its text at once, so that nobody reads an empty one; False if it exists."""
-    whole = file.with_name(f"{file.name}.{socket.gethostname()}-{os.getpid()}-{threading.get_ident()}")
+    """Create the file; False if it exists."""
     try:
-        whole.write_text(text, encoding="utf-8")
-        os.link(whole, file)
+        with open(file, "xb", buffering=0) as new:
+            new.write(text.encode())
     except FileExistsError:
         return False
-    except OSError:  # a file system without links
-        try:
-            with open(file, "xb", buffering=0) as new:
-                new.write(text.encode())
-        except FileExistsError:
-            return False
-        except OSError as error:  # a full disk; an empty lock would stay
-            file.unlink(missing_ok=True)
-            error.filename = str(file)
-            raise error from None
-    finally:
-        whole.unlink(missing_ok=True)
+    except OSError as error:  # a full disk; an empty lock would stay
+        file.unlink(missing_ok=True)
+        error.filename = str(file)
+        raise error from None
     return True
 
 
 def _owner(file: Path) -> dict[str, Any] | None:
-    """Return who owns a lock. Without links its text may come a moment after the file, so an unreadable one is read
+    """Return who owns a lock. Without flock its text may come a moment after the file, so an unreadable one is read
     again for a second; then the answer is None.
     """
     for _ in range(20):

@@ -19,20 +19,38 @@ from rlkit.run.knob_changes import Change
 from rlkit.run.state import RunState
 from rlkit.run.status import SignalReason, Status, StopReason
 from rlkit.support import process_state, timing
+from rlkit.support.process_state import current
 from rlkit.support.text import say
 
 POLL_SECONDS = 0.2  # while paused; each poll is one small exchange, so that no collective of the others times out
 ENDED_EARLY: tuple[StopReason, ...] = ("interrupted", "preempted", "stopped")
 
 
-class Loop:
-    """One pass over the steps of a run.
+def loop_over(
+    state: RunState, prompts: Any, max_steps: int, save_every: int | None, progress: bool | None
+) -> Iterator[tuple[int, Any]]:
+    """Check the arguments of `Run.steps`, resume if a script's flags ask for it, and return the iterator."""
+    checkpointer, background = state.checkpointer, state.background
+    if background is not None and background.alive and not background.is_current:
+        raise RuntimeError("run.steps: a loop of this run is going in the background; run.wait() waits for it.")
+    max_steps, save_every = current.max_steps or max_steps, current.save_every or save_every
+    if max_steps < 1:
+        raise ValueError(f"run.steps: max_steps must be at least 1, got {max_steps}.")
+    if save_every is not None:
+        if save_every < 1:
+            raise ValueError(f"run.steps: save_every must be at least 1 or None, got {save_every}.")
+        checkpointer.require("run.steps(save_every=...)")
+    if checkpointer.tracked is not None and checkpointer.prompts is None and hasattr(prompts, "state_dict"):
+        checkpointer.prompts = prompts
+    if current.resume and not state.resumed and not state.step:
+        state.resume("auto")
+    if state.step >= max_steps:
+        state.say(f"rlkit: all {max_steps} steps are done; raise max_steps, or make a new Run, for more")
+    return Loop(state, prompts, save_every).steps(max_steps, progress)
 
-    Args:
-        state: of the run.
-        prompts: a `PromptLoader`, or any iterable of batches.
-        save_every: interval of checkpoints in steps, or None.
-    """
+
+class Loop:
+    """One pass over the steps of a run."""
 
     def __init__(self, state: RunState, prompts: Any, save_every: int | None) -> None:
         self._state, self._prompts, self._save_every = state, prompts, save_every
@@ -82,8 +100,6 @@ class Loop:
                 return
             timing.take()
             self._started = time.perf_counter()
-            mine = threading.get_native_id()
-            process_state.stepping.append(mine)
             try:
                 yield state.step, batch
             except GeneratorExit:
@@ -95,8 +111,6 @@ class Loop:
                         prompts.load_state_dict(position)
                     self._save_state()
                 raise
-            finally:
-                process_state.stepping.remove(mine)
             self._finish_step()
             if self._save_every and state.step % self._save_every == 0 and state.step < max_steps:
                 state.save()

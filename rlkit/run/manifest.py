@@ -16,7 +16,6 @@ from rlkit.distributed import collectives
 from rlkit.run.folder import numbered_folders
 from rlkit.run.line_files import read_json
 from rlkit.support.files import regular
-from rlkit.support.text import say
 
 T = TypeVar("T")
 FILE = "run.json"
@@ -29,6 +28,7 @@ NEEDED: dict[str, tuple[type, ...]] = {
     "version": (int,),
     "processes": (int,),
     "numbers": (dict, type(None)),
+    "files": (dict,),
 }
 _NAME = re.compile(r"step-\d+", re.ASCII)
 _OWNER = re.compile(r"(?:__|rng-|zero_pp_rank_)(\d+)", re.ASCII)
@@ -79,11 +79,11 @@ def read_counters(checkpoint: Path) -> dict[str, Any]:
     """Read run.json; FileNotFoundError if it is missing (the checkpoint is not whole), RuntimeError if damaged."""
     file = checkpoint / FILE
     if not file.exists():
-        raise FileNotFoundError(f"run.resume: {checkpoint} is no whole checkpoint ({FILE} is missing).")
+        raise FileNotFoundError(f"run.resume: {checkpoint} is not a whole checkpoint ({FILE} is missing).")
     counters = read_json(file)
     if counters is None:
         raise damaged(checkpoint, f"{FILE} cannot be read as JSON")
-    if ("files" in counters or "sha256" in counters) and counters.pop("sha256", None) != _digest(counters):
+    if counters.pop("sha256", None) != _digest(counters):
         raise damaged(checkpoint, f"the contents of {FILE} differ from their checksum")
     for name, kinds in NEEDED.items():
         value = counters.get(name)
@@ -102,7 +102,7 @@ def verify(checkpoint: Path, counters: Mapping[str, Any]) -> None:
         mine = list(counters["files"].items())[collectives.rank() :: collectives.size()]
         for name, (size, _) in mine:  # sizes first, which cost nothing
             if not (checkpoint / name).exists():
-                raise FileNotFoundError(f"run.resume: {checkpoint} is no whole checkpoint ({name} is missing).")
+                raise FileNotFoundError(f"run.resume: {checkpoint} is not a whole checkpoint ({name} is missing).")
             if (found := (checkpoint / name).stat().st_size) != size:
                 raise damaged(checkpoint, f"{name} has {found} bytes, {size} were saved")
         for name, sums in mine:
@@ -113,10 +113,7 @@ def verify(checkpoint: Path, counters: Mapping[str, Any]) -> None:
             if found != sums:
                 raise damaged(checkpoint, f"the contents of {name} differ from their checksum")
 
-    if "files" in counters:
-        together(check)
-    elif collectives.rank() == 0:
-        say(f"rlkit: {checkpoint} was saved without checksums; damage inside its files would not be noticed")
+    together(check)
 
 
 def damaged(checkpoint: Path, what: str) -> RuntimeError:

@@ -69,27 +69,22 @@ def for_config(value: Any) -> Any:
 
 def git_commit(folder: Path) -> dict[str, Any] | None:
     """Return the commit of a folder, and whether tracked files differ from it; None without git or repository."""
-    environment = os.environ | {"GIT_OPTIONAL_LOCKS": "0"}  # or status would write the index
-
-    def git(*arguments: str) -> str:
+    try:
         done = subprocess.run(
-            ["git", *arguments],
+            ["git", "status", "--porcelain=v2", "--branch", "--untracked-files=no"],
             cwd=folder,
-            env=environment,
+            env=os.environ | {"GIT_OPTIONAL_LOCKS": "0"},  # or it would write the index
             stdin=subprocess.DEVNULL,
             capture_output=True,
             timeout=PATIENCE,
             check=True,
-            text=True,
         )
-        return done.stdout.strip()
-
-    commit = None
-    try:
-        commit = git("rev-parse", "HEAD")
-        return {"commit": commit, "dirty": bool(git("status", "--porcelain", "--untracked-files=no"))}
-    except (OSError, subprocess.SubprocessError, UnicodeDecodeError):
-        return None if commit is None else {"commit": commit, "dirty": None}
+    except (OSError, subprocess.SubprocessError):
+        return None
+    lines = done.stdout.decode(errors="replace").splitlines()
+    commit = next((line.split()[-1] for line in lines if line.startswith("# branch.oid ")), "(initial)")
+    dirty = any(not line.startswith("#") for line in lines)
+    return None if commit == "(initial)" else {"commit": commit, "dirty": dirty}
 
 
 def _script_path() -> Path | None:

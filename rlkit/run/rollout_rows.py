@@ -33,15 +33,7 @@ PER_ROW = ("reward", "advantage", "kl", "ratio", "clipped")
 PER_TOKEN_ALL = (*PER_TOKEN, "loss_mask", "token_ids", "prompt_token_ids", "tokens")
 TEXTS = ("prompt", "completion", "prompt_messages", "completion_messages")
 NUMBERS = (
-    "step",
-    "row",
-    "group_id",
-    "row_id",
-    "truncated",
-    "length",
-    "prompt_length",
-    "epsilon",
-    "epsilon_high",
+    *("step", "row", "group_id", "row_id", "truncated", "length", "prompt_length", "epsilon", "epsilon_high"),
     *PER_ROW,
 )
 UNKNOWN = "\ufffd"
@@ -49,29 +41,17 @@ UNKNOWN = "\ufffd"
 
 @dataclass
 class Rows:
-    """The completions of one process, as numpy arrays and lists.
+    """The completions of one process: B rows, as numpy arrays and lists."""
 
-    Attributes:
-        lengths: (B,) completion tokens of each row.
-        prompt_lengths: (B,) prompt tokens of each row.
-        flat: values of all completion tokens, row after row, by column.
-        prompt_ids: ids of all prompt tokens, row after row.
-        rows: one value per row, by column.
-        lists: one Python value per row, by column: texts and messages.
-        extra: the user's columns.
-        pieces: text of each token id.
-        epsilon: clip range of the loss, below and above 1; None where it has none.
-    """
-
-    lengths: np.ndarray
-    prompt_lengths: np.ndarray
-    flat: dict[str, np.ndarray]
-    prompt_ids: np.ndarray
-    rows: dict[str, np.ndarray]
-    lists: dict[str, list[Any]]
-    extra: dict[str, list[Any]]
-    pieces: dict[int, str] = field(default_factory=dict)
-    epsilon: tuple[float | None, float | None] = (None, None)
+    lengths: np.ndarray  # (B,) completion tokens
+    prompt_lengths: np.ndarray  # (B,) prompt tokens
+    flat: dict[str, np.ndarray]  # values of all completion tokens, row after row, by column
+    prompt_ids: np.ndarray  # ids of all prompt tokens, row after row
+    rows: dict[str, np.ndarray]  # one value per row, by column
+    lists: dict[str, list[Any]]  # one Python value per row, by column: texts and messages
+    extra: dict[str, list[Any]]  # the user's columns
+    pieces: dict[int, str] = field(default_factory=dict)  # text of each token id
+    epsilon: tuple[float | None, float | None] = (None, None)  # clip range of the loss, below and above 1
 
 
 def rows_of(
@@ -193,11 +173,7 @@ def table_of(step: int, parts: Sequence[Rows]) -> "pa.Table":
 
 
 def check_columns(schema: "pa.Schema") -> None:
-    """Refuse a table of another make, whose columns have our names and hold something else.
-
-    Raises:
-        ValueError: names the column, what it holds, and what it should.
-    """
+    """Raise ValueError if a column of one of our names holds something else: rlkit did not write the table."""
     import pyarrow.types as kinds
 
     def is_number(kind: "pa.DataType") -> bool:
@@ -224,7 +200,6 @@ def check_columns(schema: "pa.Schema") -> None:
 
 
 def _plain(values: Tensor) -> np.ndarray:
-    """Return numpy values; floats as float32, as in the table."""
     return (values.float() if values.is_floating_point() else values).numpy()
 
 
@@ -235,7 +210,6 @@ def _joined(arrays: Sequence[np.ndarray | None]) -> Any:
 
 
 def _texts_of(ids: np.ndarray, pieces: Mapping[int, str]) -> "pa.Array":
-    """Return the text of each token."""
     import pyarrow as pa
 
     known, places = np.unique(ids, return_inverse=True)

@@ -72,8 +72,8 @@ def write_part(run: Path, step: int, table: "pa.Table") -> Path:
     file = part_of(run, step)
     file.parent.mkdir(exist_ok=True)
     repeated = [name for name in REPEATED if name.partition(".")[0] in table.column_names]
+    options = {"compression": "snappy", "write_statistics": False, "write_page_checksum": True}
     with written_whole(file) as partial:
-        options = {"compression": "snappy", "write_statistics": False, "write_page_checksum": True}
         pq.write_table(table, partial, use_dictionary=repeated, **options)
     return file
 
@@ -88,15 +88,7 @@ def cut_parts(run: Path, steps: int) -> None:
 
 
 class RolloutWriter:
-    """Writes the rollouts of a run; errors are warned of once and never stop the training.
-
-    Args:
-        every: interval of steps whose rollout is kept; None keeps none.
-        limit: bytes that the folder may take.
-
-    Raises:
-        ValueError: every below 1, or a negative limit.
-    """
+    """Writes the rollouts of a run; see `Run`. Errors are warned of once and never stop the training."""
 
     def __init__(self, every: int | None, limit: int) -> None:
         if every is not None and every < 1:
@@ -108,10 +100,9 @@ class RolloutWriter:
         self._warned = False
 
     def write(self, run: Path, step: int, *records: Any) -> "pa.Table | None":
-        """Write a step, if it is one of those to keep. Every process calls it, with the arguments of `rows_of`.
+        """Write a step, if it is one of those to keep, and return the table on the main process.
 
-        Returns:
-            On the main process the table that was written.
+        Every process calls it, with the arguments of `rows_of`.
         """
         if self._every is None or step % self._every:
             return None
@@ -129,7 +120,11 @@ class RolloutWriter:
             rows = [pickle.loads(part) if isinstance(part, bytes) else part for part in parts]
             fault = next((part for part in rows if isinstance(part, str)), None)
             if fault is None:
-                return self._write(run, step, table_of(step, [part for part in rows if isinstance(part, Rows)]))
+                table = table_of(step, [part for part in rows if isinstance(part, Rows)])
+                write_part(run, step, table)
+                self._thinning = self._thinning or Thinning(run, self._limit)
+                self._thinning.added(step)
+                return table
         except Exception as error:  # a full disk, a column that no table can hold
             fault = f"{type(error).__name__}: {error}"
         if not self._warned:
@@ -141,21 +136,9 @@ class RolloutWriter:
             )
         return None
 
-    def _write(self, run: Path, step: int, table: "pa.Table") -> "pa.Table":
-        write_part(run, step, table)
-        if self._thinning is None:
-            self._thinning = Thinning(run, self._limit)
-        self._thinning.added(step)
-        return table
-
 
 class Thinning:
-    """Keeps the folder within a number of bytes.
-
-    Args:
-        run: folder of the run; its files so far count.
-        limit: bytes.
-    """
+    """Keeps the rollouts of a run within `limit` bytes; the files that are there count."""
 
     def __init__(self, run: Path, limit: int) -> None:
         self._run, self._limit = run, limit

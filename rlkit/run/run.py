@@ -16,9 +16,10 @@ from torch import Tensor
 
 from rlkit.distributed import collectives
 from rlkit.run import evaluations
+from rlkit.run.checkpoint import Tracked
 from rlkit.run.controls import Controls
 from rlkit.run.location import Home
-from rlkit.run.loop import Loop
+from rlkit.run.loop import loop_over
 from rlkit.run.plot import plot_metrics
 from rlkit.run.reader import RunReader
 from rlkit.run.rollouts import RolloutWriter
@@ -31,17 +32,17 @@ from rlkit.types import Rollout, Scores, Update
 if TYPE_CHECKING:
     import pandas as pd
 
-    from rlkit.evaluation.evaluate import Evaluation
+    from rlkit.evaluation.compare import Evaluation
     from rlkit.policy import Policy
     from rlkit.step import LRScheduler
     from rlkit.view.dashboard import Dashboard
 
 
 class Run(Controls):
-    """A run and its folder.
+    """A run and its folder; `knobs`, `control`, `start` and `wait` are in controls.py.
 
     The folder is chosen when something is first written or `path` is read. A folder that is not empty is never written
-    into: a number is added to the name. Call `resume` before that to go on with the existing run instead.
+    into: a number is added to the name. To go on with the existing run call `resume` before that.
 
     Args:
         path: folder, made if needed.
@@ -177,7 +178,11 @@ class Run(Controls):
             keep: number of newest checkpoints that stay, at least 1.
             best: name of a metric whose best checkpoint stays as well ("reward"); larger is better.
         """
-        self._state.checkpointer.track(policy, optimizer, scheduler, prompts, vstar, keep, best)
+        if keep < 1:
+            raise ValueError(f"run.track: keep must be at least 1, got {keep}.")
+        checkpointer = self._state.checkpointer
+        checkpointer.tracked = Tracked(policy, optimizer, scheduler, current.keep or keep, best)
+        checkpointer.prompts, checkpointer.vstar = prompts, vstar
 
     def save(self) -> Path:
         """Write a checkpoint of the finished steps; every process calls it. In the body of the loop call it after
@@ -215,7 +220,7 @@ class Run(Controls):
     def steps(
         self, prompts: Any, max_steps: int, *, save_every: int | None = None, progress: bool | None = None
     ) -> Iterator[tuple[int, Any]]:
-        """Yield (step, batch) until the run has `max_steps` steps, the prompts end, or the loop is stopped.
+        """Iterate over (step, batch) until the run has `max_steps` steps, the prompts end, or the loop is stopped.
 
         Steps are counted over all loops of a run: a loop that was interrupted at step 7 goes on with step 7 when its
         cell is run again, and a loop with a larger `max_steps` adds the missing ones. If something is tracked, a
@@ -234,23 +239,7 @@ class Run(Controls):
             KeyboardInterrupt: on a second Ctrl-C within one step.
             SystemExit: after SIGTERM or SIGUSR1, when the step is done, the checkpoint saved and STOPPED written.
         """
-        state, checkpointer, background = self._state, self._state.checkpointer, self._state.background
-        if background is not None and background.alive and not background.is_current:
-            raise RuntimeError("run.steps: a loop of this run is going in the background; run.wait() waits for it.")
-        max_steps, save_every = current.max_steps or max_steps, current.save_every or save_every
-        if max_steps < 1:
-            raise ValueError(f"run.steps: max_steps must be at least 1, got {max_steps}.")
-        if save_every is not None:
-            if save_every < 1:
-                raise ValueError(f"run.steps: save_every must be at least 1 or None, got {save_every}.")
-            checkpointer.require("run.steps(save_every=...)")
-        if checkpointer.tracked is not None and checkpointer.prompts is None and hasattr(prompts, "state_dict"):
-            checkpointer.prompts = prompts
-        if current.resume and not state.resumed and not state.step:
-            self.resume()
-        if state.step >= max_steps:
-            state.say(f"rlkit: all {max_steps} steps are done; raise max_steps, or make a new Run, for more")
-        yield from Loop(state, prompts, save_every).steps(max_steps, progress)
+        return loop_over(self._state, prompts, max_steps, save_every, progress)
 
     def log_evaluation(self, name: str, evaluation: "Evaluation") -> Path:
         """Save an evaluation: whole in `evaluations/NAME-STEP.pt`, its numbers in `evaluations.jsonl`.
@@ -313,7 +302,7 @@ class Run(Controls):
                 extra name that is taken.
             TypeError: an extra value that is not a number (the message names it), or a step that is not a whole number.
         """
-        extra |= self._state.numbers.metrics()
+        extra |= {f"knobs/{name}": value for name, value in self._state.numbers.values().items()}
         return self._state.log.write(step, rollout, scores, advantages, update, ref_logps, new_logps, extra)
 
     def count_reward_calls(self, calls: int) -> None:

@@ -25,11 +25,7 @@ _early: list[float] = []  # when preemptions came before the first step
 
 
 class StopFlag:
-    """The signal that came, as a reason to stop; None if none came.
-
-    Args:
-        say: prints a line.
-    """
+    """The signal that came, as a reason to stop; None if none came. `say` prints a line."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self.reason: SignalReason | None = None

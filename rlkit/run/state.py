@@ -1,54 +1,82 @@
 """RunState: everything that `Run` and `Loop` share. `Run` is its public face, `Loop` advances it."""
 
+import contextlib
 import os
+import sys
+import threading
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+from rlkit.distributed import collectives
 from rlkit.run.background import Background, loop_in_background
 from rlkit.run.checkpointer import Checkpointer, cut_back
-from rlkit.run.console import Console
 from rlkit.run.knob_changes import Changes
 from rlkit.run.knobs import Numbers
 from rlkit.run.location import Home
-from rlkit.run.measurements import Counters
+from rlkit.run.manifest import newest_of
 from rlkit.run.rollouts import RolloutWriter
 from rlkit.run.signals import StopFlag
 from rlkit.run.status import StopReason
-from rlkit.run.step_log import StepLog
+from rlkit.run.step_log import Counters, StepLog
 from rlkit.support.process_state import current
+from rlkit.support.text import say
+
+
+class Console:
+    """Lines and the progress bar of one run."""
+
+    def __init__(self) -> None:
+        self._bar: Any = None
+
+    def say(self, text: str) -> None:
+        """Print a line, above the progress bar if there is one."""
+        if self._bar is None:
+            say(text, flush=True)
+        else:
+            self._bar.write(text)
+
+    def advance(self) -> None:
+        """Advance the bar by one step."""
+        if self._bar is not None:
+            self._bar.update()
+
+    @contextlib.contextmanager
+    def progress(self, name: str, step: int, max_steps: int, show: bool | None) -> Iterator[None]:
+        """Show a progress bar, on the main process.
+
+        None shows it in notebooks and terminals, not in log files, and only from the main thread: where a front end
+        puts a widget that another thread displays is not defined.
+        """
+        in_main_thread = threading.current_thread() is threading.main_thread()
+        if show is None:
+            show = in_main_thread and ("ipykernel" in sys.modules or sys.stderr.isatty())
+        if not show or collectives.rank():
+            yield
+            return
+        import tqdm
+        import tqdm.auto
+
+        kind = tqdm.auto.tqdm if in_main_thread else tqdm.tqdm
+        with kind(total=max_steps, initial=step, desc=name, unit="step", file=sys.stderr) as self._bar:
+            try:
+                yield
+            finally:
+                self._bar = None
 
 
 class RunState:
-    """The state of one run in this process.
-
-    Args:
-        home: the run's folder.
-        rollouts: writes the rollouts.
-
-    Attributes:
-        step: the step that the loop is in, or the number of finished steps.
-        max_steps: of the loop that runs or ran last.
-        stopped: why the loop ended; None while it runs and before the first.
-        thread: identifier of the thread that runs the loop, None while none does.
-        started: `Run.start` was called.
-        background: the loop in the background, if there was one.
-        resumed: `resume` was called.
-        console: prints lines and the progress bar.
-        flag: set by the signals that end the loop.
-        log: what was logged.
-        numbers: the declared numbers.
-        changes: their changes by step.
-        checkpointer: what is saved and restored.
-    """
+    """The state of one run in this process."""
 
     def __init__(self, home: Home, rollouts: RolloutWriter) -> None:
         self.home = home
-        self.step = 0
-        self.max_steps: int | None = None
-        self.stopped: StopReason | None = None
-        self.thread: int | None = None
-        self.started = False
-        self.background: Background | None = None
-        self.resumed = False
+        self.step = 0  # the step that the loop is in, or the number of finished steps
+        self.max_steps: int | None = None  # of the loop that runs or ran last
+        self.stopped: StopReason | None = None  # why the loop ended; None while it runs and before the first
+        self.thread: int | None = None  # identifier of the thread that runs the loop
+        self.started = False  # `Run.start` was called
+        self.background: Background | None = None  # the loop in the background, if there was one
+        self.resumed = False  # `resume` was called
         self.console = Console()
         self.flag = StopFlag(self.say)
         self.log = StepLog(home, rollouts, self.say)
@@ -89,10 +117,12 @@ class RunState:
             )
         self.resumed = True
         source = current.resume or source
-        found = self.checkpointer.find(self.home.wanted, source)
+        named = source != "auto"
+        if source == "none":
+            return 0
+        found = collectives.from_main(Path(source) if named else newest_of(self.home.wanted))
         if found is None:
             return 0
-        named = source != "auto"
         mine = self.home.go_on_in(found.parent.parent, wanted=not named)
         if not named and not mine:
             raise RuntimeError(

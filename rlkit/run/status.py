@@ -1,7 +1,6 @@
 """The status of a run: whether its loop goes on, and if not, why it ended. `state.json` holds it under `status`."""
 
-from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Literal
 
 SignalReason = Literal["interrupted", "preempted"]
 StopReason = Literal[SignalReason, "done", "stopped", "exhausted", "left"]
@@ -16,8 +15,3 @@ StopReason = Literal[SignalReason, "done", "stopped", "exhausted", "left"]
 """
 Status = Literal[StopReason, "running", "paused"]
 UNFINISHED: tuple[Status, ...] = ("running", "paused")
-
-
-def status_of(state: Mapping[str, Any]) -> Any:
-    """The status that a state.json holds, None if it holds none. A damaged file may hold anything."""
-    return state.get("status") or state.get("stopped")

@@ -22,21 +22,10 @@ from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, Def
 from rlkit.support.files import regular
 
 INDEX = ".metadata"
+_NAMES = """Metadata MetadataIndex StorageMeta TensorStorageMetadata BytesStorageMetadata ChunkStorageMetadata
+TensorProperties _MEM_FORMAT_ENCODING"""
 _CLASSES: dict[tuple[str, str], Any] = {
-    **{
-        ("torch.distributed.checkpoint.metadata", name): getattr(metadata, name)
-        for name in (
-            "Metadata",
-            "MetadataIndex",
-            "StorageMeta",
-            "TensorStorageMetadata",
-            "BytesStorageMetadata",
-            "ChunkStorageMetadata",
-            "TensorProperties",
-            "_MEM_FORMAT_ENCODING",
-        )
-        if hasattr(metadata, name)
-    },
+    **{(metadata.__name__, name): getattr(metadata, name) for name in _NAMES.split() if hasattr(metadata, name)},
     ("torch.distributed.checkpoint.filesystem", "_StorageInfo"): filesystem._StorageInfo,
     ("torch.serialization", "_get_layout"): torch.serialization._get_layout,
     ("torch", "Size"): torch.Size,

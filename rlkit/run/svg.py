@@ -1,10 +1,11 @@
 """Charts as SVG, for places that cannot draw plotly's: saved notebooks, pages made from them, code hosts.
 
-Not by plotly, which needs a browser and three seconds per picture, nor by matplotlib, which needs 30 times as long as
-this module (docs/decisions.md). Text is escaped; values that are not finite are gaps.
+Not by plotly, which needs a browser and three seconds per picture, nor by matplotlib, which needs 36 times as long
+(docs/decisions.md). Text is escaped; values that are not finite are gaps.
 """
 
 import html
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -37,17 +38,10 @@ def picture(
     floor: float | None = None,
     stacked: bool = False,
 ) -> str:
-    """Return one chart as an SVG element.
+    """Return one chart as an SVG element, `size` pixels wide and high.
 
-    Args:
-        title: above the chart, and for screen readers.
-        curves: steps and values by name; the names are shown if there are several.
-        size: width and height in pixels.
-        colors: of the curves, in order.
-        cells: a heat map, instead of curves.
-        level: a dotted line at this height.
-        floor: a value that the axis must include, such as 0.
-        stacked: draw the curves as stacked areas; they share their steps.
+    `curves` are steps and values by name; `stacked` draws them as areas, which share their steps. `cells` is a heat map
+    instead of curves, `level` the height of a dotted line, `floor` a value that the axis must include.
     """
     lines = {name: _finite(points) for name, points in curves.items()}
     if stacked:
@@ -65,11 +59,12 @@ def picture(
         parts += plot.cells(cells)
     if level is not None:
         parts.append(plot.level(level))
-    painted = list(zip(lines.items(), _repeat(colors, len(lines)), strict=True))
+    painted = list(zip(lines.items(), itertools.cycle(colors), strict=False))
     for (_, line), color in reversed(painted) if stacked else painted:
         parts.append(plot.area(line, color) if stacked else plot.curve(line, color))
     if len(lines) > 1:
-        parts.append(plot.legend([(name, color) for (name, _), color in painted]))
+        spans = [f'<tspan fill="{color}" dx="8">{_text(name)}</tspan>' for (name, _), color in painted]
+        parts.append(f'<text x="0" y="32">{"".join(spans)}</text>')
     return "".join([*parts, "</svg>"])
 
 
@@ -163,10 +158,6 @@ class _Plot:
                     )
         return parts
 
-    def legend(self, names: Sequence[tuple[str, str]]) -> str:
-        spans = [f'<tspan fill="{color}" dx="8">{_text(name)}</tspan>' for name, color in names]
-        return f'<text x="0" y="32">{"".join(spans)}</text>'
-
 
 def _text(text: str) -> str:
     """Escape text; control characters, which XML cannot hold, are shown as signs."""
@@ -195,18 +186,14 @@ def labels(marks: Sequence[float]) -> list[str]:
         >>> labels([0.0, 0.5, 1.0]), labels([0.0, 2e-06]), labels([0.0, 20000.0])
         (['0', '0.5', '1'], ['0', '2e-6'], ['0', '2e4'])
     """
-    most = max(map(abs, marks), default=0.0)
-    if most and not 1e-3 <= most < 1e4:
-        return [
-            f"{mark:.1e}".replace(".0e", "e").replace("e-0", "e-").replace("e+0", "e") if mark else "0"
-            for mark in marks
-        ]
-    return [f"{mark:.4g}" for mark in marks]
+    if 1e-3 <= max(map(abs, marks)) < 1e4 or not any(marks):
+        return [f"{mark:.4g}" for mark in marks]
+    texts = [f"{mark:.1e}" if mark else "0" for mark in marks]
+    return [text.replace(".0e", "e").replace("e-0", "e-").replace("e+0", "e") for text in texts]
 
 
 def _finite(points: Points) -> list[tuple[float, float]]:
-    steps, values = points
-    pairs = zip(steps, values, strict=True)
+    pairs = zip(*points, strict=True)
     return [(float(step), float(v) if v is not None and math.isfinite(v) else math.nan) for step, v in pairs]
 
 
@@ -220,11 +207,6 @@ def _on_top(lines: dict[str, list[tuple[float, float]]]) -> dict[str, list[tuple
     return result
 
 
-def _repeat(colors: Sequence[str], count: int) -> list[str]:
-    return [colors[place % len(colors)] for place in range(count)]
-
-
 def _half(positions: Sequence[float]) -> float:
     """Return half the smallest distance between neighbours, the half height of a cell."""
-    gaps = [positions[place + 1] - positions[place] for place in range(len(positions) - 1)]
-    return min(gaps) / 2 if gaps else 0.5
+    return min((after - before for before, after in itertools.pairwise(positions)), default=1.0) / 2

@@ -1,8 +1,8 @@
 """Trackers: the numbers of a run, and on request its completions, sent to wandb or trackio.
 
-The main process opens a sink at the first logged step, when the folder and its config.json exist, and closes it when
-the loop ends. A run that goes on, in the same process or resumed, continues the same sink (`sinks.json` holds its id).
-A sink that fails is warned of once and never stops the training.
+The main process opens a tracker's run at the first logged step, when the folder and its config.json exist, and closes
+it when the loop ends. A run that goes on, in the same process or resumed, continues the same one (`sinks.json` holds
+its id). A tracker that fails is warned of once and never stops the training.
 
 Names, settings from the environment (WANDB_MODE, WANDB_DIR, TRACKIO_DIR ...) and the columns of the table of
 completions are those of TRL's `report_to` and `log_completions`. Left out: a table of every completion; the first rows
@@ -15,7 +15,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any
 
 from rlkit.distributed import collectives
 from rlkit.run.folder import write_json
@@ -30,20 +30,26 @@ TABLE_ROWS = 64
 PROJECT = "rlkit"
 
 
-@runtime_checkable
-class Sink(Protocol):
-    """An open run of a tracker; `id` identifies it when the run is resumed."""
+class Sink:
+    """An open run of a tracker; `id` identifies it when the run is resumed. Opened with the folder, the project or None
+    for the environment's, the name, the configuration and the id of the run to continue or None.
+    """
 
     id: str
+    _module: Any
+    _run: Any
 
     def log(self, step: int, values: Mapping[str, Any]) -> None:
-        """Send the numbers of a step."""
+        """Send the numbers of a step. wandb drops a step that is not after its last one."""
+        self._run.log(dict(values), step=step)
 
     def table(self, frame: "pd.DataFrame") -> Any:
         """Return a table in the tracker's form, as one of the values to log."""
+        return self._module.Table(dataframe=frame)
 
     def close(self) -> None:
         """Send what is left and end the tracker's run."""
+        self._run.finish()
 
 
 class _Wandb(Sink):
@@ -52,7 +58,7 @@ class _Wandb(Sink):
     def __init__(self, folder: Path, project: str | None, name: str, config: Mapping[str, Any], known: str | None):
         import wandb
 
-        self._wandb, self._theirs = wandb, wandb.run is not None
+        self._module, self._theirs = wandb, wandb.run is not None
         self._run = wandb.run or wandb.init(
             project=project or os.environ.get("WANDB_PROJECT") or PROJECT,
             name=name,
@@ -62,12 +68,6 @@ class _Wandb(Sink):
             dir=os.environ.get("WANDB_DIR") or str(folder),
         )
         self.id = self._run.id
-
-    def log(self, step: int, values: Mapping[str, Any]) -> None:
-        self._run.log(dict(values), step=step)  # wandb drops a step that is not after its last one
-
-    def table(self, frame: "pd.DataFrame") -> Any:
-        return self._wandb.Table(dataframe=frame)
 
     def close(self) -> None:
         if not self._theirs:
@@ -80,7 +80,7 @@ class _Trackio(Sink):
     def __init__(self, folder: Path, project: str | None, name: str, config: Mapping[str, Any], known: str | None):
         import trackio
 
-        self._trackio = trackio
+        self._module = trackio
         self._run = trackio.init(
             project=project or os.environ.get("TRACKIO_PROJECT") or PROJECT,
             name=known or name,
@@ -90,15 +90,9 @@ class _Trackio(Sink):
         )
         self.id = self._run.name  # trackio finds runs by name
 
-    def log(self, step: int, values: Mapping[str, Any]) -> None:
-        self._run.log(dict(values), step=step)
-
-    def table(self, frame: "pd.DataFrame") -> Any:
-        return self._trackio.Table(dataframe=frame)
-
     def close(self) -> None:
-        if self._trackio.context_vars.current_run.get() is self._run:
-            self._trackio.finish()  # forgets the run too, and does not finish it again at exit
+        if self._module.context_vars.current_run.get() is self._run:
+            self._module.finish()  # forgets the run too, and does not finish it again at exit
         else:
             self._run.finish()
 
@@ -108,35 +102,25 @@ KINDS: dict[str, Callable[..., Sink]] = {"trackio": _Trackio, "wandb": _Wandb}
 
 @dataclass
 class Target:
-    """A sink that was asked for.
-
-    Attributes:
-        kind: "trackio" or "wandb".
-        project: name of the project, or None for the environment's or "rlkit".
-        name: of the run, or None for the folder's.
-        log_completions: send a table of completions too.
-        sink: while it is open.
-        failed: it could not be opened.
-        warned: a failure was reported.
-    """
+    """A tracker that was asked for; see `Run.report_to`."""
 
     kind: str
     project: str | None = None
     name: str | None = None
     log_completions: bool = False
-    sink: Sink | None = None
-    failed: bool = False
+    sink: Sink | None = None  # while it is open
+    failed: bool = False  # it could not be opened
     warned: bool = False
 
 
 class Trackers:
-    """The sinks of a run."""
+    """The trackers of a run."""
 
     def __init__(self) -> None:
         self._targets: list[Target] = []
 
     def add(self, target: Target) -> None:
-        """Add a sink; see `Run.report_to`."""
+        """Add a tracker; see `Run.report_to`."""
         if target.kind not in KINDS:
             raise ValueError(f"run.report_to: expected one of {sorted(KINDS)}, got {target.kind!r}.")
         if any(other.kind == target.kind for other in self._targets):
@@ -152,9 +136,6 @@ class Trackers:
         if not self._targets or collectives.rank():
             return
         numbers = {name: value for name, value in line.items() if name != "step" and value is not None}
-        frame = None
-        if table is not None and any(target.log_completions for target in self._targets):
-            frame = completions_frame(table)
         for target in self._targets:
             try:
                 if target.sink is None and not target.failed:
@@ -163,21 +144,21 @@ class Trackers:
                     target.failed = False
                 if target.sink is not None:
                     own = {}
-                    if frame is not None and target.log_completions:
-                        own["completions"] = target.sink.table(frame)
+                    if table is not None and target.log_completions:
+                        own["completions"] = target.sink.table(completions_frame(table))
                     target.sink.log(line["step"], numbers | own)
             except Exception as error:  # a tracker must never stop a training
                 _warn(target, error)
 
     def close(self) -> None:
-        """Close the sinks; the next logged step opens them again, where they were."""
+        """Close the trackers' runs; the next logged step continues them."""
         for target in self._targets:
             sink, target.sink = target.sink, None
-            if sink is not None:
-                try:
+            try:
+                if sink is not None:
                     sink.close()
-                except Exception as error:
-                    _warn(target, error)
+            except Exception as error:
+                _warn(target, error)
 
 
 def completions_frame(table: "pa.Table") -> "pd.DataFrame":

@@ -6,7 +6,6 @@ passes (completions end at different lengths).
 """
 
 import contextlib
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
@@ -54,8 +53,13 @@ class TorchUpdater:
             parameter.grad = None
 
     def micro_batch(self, *, last: bool) -> contextlib.AbstractContextManager[None]:
-        """Gradients are exchanged in the backward pass of the last micro-batch only."""
-        return gradient_sync(self.policy.scorer, last=last)
+        """Exchange gradients in the backward pass of the last micro-batch only."""
+        scorer: Any = self.policy.scorer
+        if hasattr(scorer, "no_sync"):  # DDP
+            return contextlib.nullcontext() if last else scorer.no_sync()
+        if dist.is_available() and dist.is_initialized() and (modules := fsdp_modules(scorer)):
+            modules[0].set_requires_gradient_sync(last)
+        return contextlib.nullcontext()
 
     def backward(self, loss: torch.Tensor) -> None:
         """Add the gradient of a loss."""
@@ -84,25 +88,8 @@ def updater_of(policy: "Policy", optimizer: torch.optim.Optimizer) -> Updater:
     return policy.local_scorer.zero3 or TorchUpdater(policy, optimizer)
 
 
-@contextlib.contextmanager
-def gradient_sync(scorer: Any, *, last: bool) -> Iterator[None]:
-    """Exchange gradients in the backward pass of the last micro-batch only."""
-    if hasattr(scorer, "no_sync"):  # DDP
-        with contextlib.nullcontext() if last else scorer.no_sync():
-            yield
-        return
-    modules = fsdp_modules(scorer) if dist.is_available() and dist.is_initialized() else []
-    if modules:
-        modules[0].set_requires_gradient_sync(last)
-    yield
-
-
 def verify_gradients(parameters: list[nn.Parameter], gather: Any) -> None:
-    """Compare a checksum of the gradient over the processes, for weights that are not sharded.
-
-    Raises:
-        RuntimeError: gradients differ, so some forward pass bypassed the prepared policy.
-    """
+    """Raise if the gradients of unsharded weights differ between processes: a pass bypassed the prepared policy."""
     if any(hasattr(parameter, "full_tensor") for parameter in parameters):
         return  # sharded: the parts differ, and a bypassing forward fails by itself
     grads = [parameter.grad for parameter in parameters if parameter.grad is not None]

@@ -9,7 +9,7 @@ that are sharded while they load, checkpoints for another number of processes.
 DeepSpeed's hooks gather a module's weights when it runs. Therefore:
 
 - Passes without gradient run with the hooks off, on weights gathered once: completions end at different lengths on
-  different processes, and a hook would wait for the others for ever.
+  different processes, and a hook would wait for the others without end.
 - The head runs once per chunk of tokens, and the number of chunks differs between processes. So it has no hooks, and
   its weights belong to the scorer, whose hook runs once a pass (`register_external_parameter`).
 - Gradients are only averaged over the processes and summed over micro-batches: the loss of `loss_step` is already a
@@ -47,19 +47,7 @@ TAG = "zero3"
 def wrap_zero3(
     policy: "Policy", optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer] | None
 ) -> torch.optim.Optimizer | None:
-    """Shard a policy, and build its optimizer on the shards.
-
-    Args:
-        policy: changed in place.
-        optimizer: function from the trainable parameters to the optimizer; None for a frozen policy.
-
-    Returns:
-        The optimizer, to be stepped by `loss_step` only. Its parameters are DeepSpeed's shards.
-
-    Raises:
-        ImportError: DeepSpeed is not installed.
-        ValueError: weights that are not float32.
-    """
+    """Shard a policy in place, and build its optimizer, if it is not frozen, on DeepSpeed's shards."""
     deepspeed = _import_deepspeed(policy.device)
     odd = sorted({str(p.dtype) for p in policy.model.parameters()} - {"torch.float32"})
     if odd:

@@ -1,7 +1,6 @@
-"""How files are opened: regular files only, and new ones whole or not at all.
+"""Opening regular files only, and writing files whole or not at all.
 
-A run's folder may come from somewhere else. A FIFO under the name of a file blocks whoever opens it, a device never
-ends, and a full disk leaves half a file behind.
+A run's folder may come from elsewhere: opening a FIFO blocks, a device never ends, a full disk leaves half a file.
 """
 
 import contextlib
@@ -32,10 +31,10 @@ def regular(path: str, flags: int) -> int:
 
 @contextlib.contextmanager
 def written_whole(file: Path) -> Iterator[Path]:
-    """Write a file under another name, which is yielded, and rename it in the end.
+    """Yield another name to write under, then rename it to `file`.
 
     Raises:
-        OSError: it cannot be written (a full disk); the error names the file, and nothing of it stays.
+        OSError: it cannot be written (a full disk); the error names the file, and the partial one is deleted.
     """
     partial = file.with_name(file.name + ".partial")
     try:

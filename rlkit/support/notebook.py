@@ -1,4 +1,4 @@
-"""The notebook that runs: the shell of its kernel, its variables and its file."""
+"""The running notebook: the shell of its kernel, its variables and its file."""
 
 import os
 import sys

@@ -1,11 +1,9 @@
 """State that belongs to the process or to one of its threads, all of it in this module.
 
-- `current`: the flags of an exported script. The notebook's loop does not pass them along, so that the same cells serve
-  in both places. `rlkit.script` fills it; `Run`, `setup` and `PromptLoader` read it. In a notebook nothing is set.
-- `loop`: of each thread, the length of the loop that runs in it. Rewards with a schedule read it through
-  `trainer_state.max_steps`; a loop in the background does not lend its length to what other cells score.
-- `clock`: of each thread, the seconds of each phase of a step (timing.py).
-- `stepping`: the threads in which a step goes on, by the number that the system knows them by; the view spares them.
+- `current`: the flags of an exported script, so that its cells need not pass them. `rlkit.script` fills it; `Run`,
+  `setup` and `PromptLoader` read it. In a notebook nothing is set.
+- `loop`: per thread, the length of the loop that runs in it, for rewards with a schedule (`trainer_state.max_steps`).
+- `clock`: per thread, the seconds of each phase of a step (timing.py).
 """
 
 import threading
@@ -20,7 +18,7 @@ class Settings:
 
     Attributes:
         out: folder of the run, instead of the notebook's.
-        resume: "auto", a checkpoint, or None: start anew.
+        resume: "auto", a checkpoint, or None: start from step 0.
         seed: of `rl.setup` and `PromptLoader`, instead of the notebook's.
         max_steps: instead of the loop's.
         save_every: instead of the loop's.
@@ -79,4 +77,3 @@ class _Clock(threading.local):
 
 loop = _Loop()
 clock = _Clock()
-stepping: list[int] = []

@@ -1,4 +1,4 @@
-"""Numbers as callers have them: Python's, numpy's, arrays and tensors without an axis."""
+"""Numbers from callers: Python's, numpy's, arrays and tensors without an axis."""
 
 import math
 import numbers
@@ -12,12 +12,7 @@ def scalar(value: Any) -> Any:
 
 
 def number_of(where: str, name: str, value: Any) -> float:
-    """A number for the log; NaN for None, which says that there is none.
-
-    Args:
-        where: the function, for messages.
-        name: of the number.
-        value: what was given.
+    """A number as a float; NaN for None. `where` and `name` are for the messages.
 
     Raises:
         TypeError: not a real number.

@@ -22,11 +22,7 @@ UNTYPESET = "mathjax_ignore tex2jax_ignore"
 
 
 def visible(text: str, limit: int | None = None) -> str:
-    r"""The text with control and direction characters as visible symbols; line ends as ⏎.
-
-    Args:
-        text: any text.
-        limit: characters to keep; the number of those cut is added at the end.
+    r"""The text with control and direction characters as symbols, line ends as ⏎, cut after `limit` characters.
 
     Example:
         >>> visible("a\x1b[31mb\x00\n\u202e", 20)
@@ -59,13 +55,7 @@ def as_html(text: str, limit: int | None = None) -> str:
 
 
 def table_html(heading: str, frame: "pd.DataFrame", limit: int = 80) -> str:
-    """A line of text and a table, for a notebook.
-
-    Args:
-        heading: plain text.
-        frame: the table; values other than numbers are shown as text.
-        limit: characters to show of a text.
-    """
+    """A heading and a table for a notebook; values other than numbers as text of at most `limit` characters."""
     import pandas as pd
 
     def shown(value: Any) -> Any:
@@ -85,11 +75,7 @@ def as_plotly(text: str, limit: int = 40) -> str:
 
 
 def fits(text: str, stream: Any = None) -> str:
-    r"""The text with `\x..` for the characters that a stream's encoding lacks.
-
-    Args:
-        text: any text.
-        stream: None for standard output.
+    r"""The text with `\x..` for the characters that a stream's encoding lacks (None: standard output's).
 
     Example:
         >>> import io

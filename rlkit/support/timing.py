@@ -1,11 +1,11 @@
-"""Wall time per phase of a step: what `sample`, `score`, `compute_logps` and `loss_step` took, and all the rest.
+"""Wall time per phase of a step: `sample`, `score`, `compute_logps`, `loss_step`, and the rest.
 
-Each of them is marked with `@phase("sample")`; the run takes the sums at the end of a step. A phase inside another one
+Each function is marked with `@phase("sample")`; the run takes the sums at the end of a step. A phase inside another one
 (`evaluate` samples and scores) belongs to the outer one, so that the parts add up to the step. Every thread has its own
 clock: what another cell evaluates while a loop runs in the background is not the loop's time.
 
-Wall time, without waiting for the GPU: a synchronisation at each border would cost more than it tells. Work that a
-phase queues is counted where someone waits for its result; `loss_step` and `sample` wait for theirs themselves.
+Wall time, without waiting for the GPU: a synchronisation at each border would slow the step. Queued work counts in the
+phase that waits for its result; `loss_step` and `sample` wait for theirs themselves.
 """
 
 import functools
@@ -50,7 +50,7 @@ def phase(name: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
 
 
 def take() -> dict[str, float]:
-    """The seconds of each phase on this thread since the last call, which begins them anew."""
+    """The seconds of each phase on this thread since the last call; the counts start again at 0."""
     found, clock.seconds = clock.seconds, {}
     return found
 

@@ -28,12 +28,12 @@ GYM = "reasoning-gym/"  # and a name of that package
 
 @dataclass(frozen=True)
 class Task:
-    """What a run learns from: rows with a `prompt` column, and reward functions in TRL's calling form.
+    """Rows with a `prompt` column, and the reward functions of the task in TRL's calling form.
 
     Attributes:
         name: the name it was loaded by.
         train: rows to learn from.
-        test: held-out rows; no row of `train` gives one of them away.
+        test: held-out rows, none of which is in `train`.
         rewards: functions `f(completions, **columns) -> list[float]`, one number per completion.
     """
 

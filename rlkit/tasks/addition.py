@@ -1,9 +1,8 @@
 """Sums of two two-digit numbers: `12+34=` -> `46`.
 
-Small enough to look at every prompt, hard enough that the shipped starting model (`tiny-add`) gets well under half of
-the samples right and visibly learns within a minute or two on a CPU. `12+34` and `34+12` always fall in the same split:
-otherwise a model could score on a held-out sum by having seen its mirror image. Numbers start at 10, so each prompt of
-the plain form has the same length.
+The shipped starting model (`tiny-add`) gets well under half of the samples right and learns within a minute or two on
+a CPU. `12+34` and `34+12` are always in the same split, so no held-out sum is known from its mirror image. Numbers
+start at 10, so all prompts of the plain form have the same length.
 """
 
 from __future__ import annotations
@@ -13,7 +12,8 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from rlkit.record import Prompt, text_of
+from rlkit.record import Prompt
+from rlkit.rewards.answers import completion_text
 from rlkit.tasks import Task
 
 LOW, HIGH = 10, 99  # both included
@@ -26,8 +26,8 @@ def load(*, conversational: bool = False, seed: int = 0) -> Task:
     Args:
         conversational: False gives prompts as text, `"12+34="`, judged by `correct`. True gives them as chat messages
             that ask for the number, judged by `correct_number`: the form for real chat models.
-        seed: which pairs are held out, and the order of the rows. The shipped `tiny-add` model was trained on the
-            train split of seed 0: with another seed it has seen some of the test rows.
+        seed: which pairs are held out, and the order of the rows. `tiny-add` was trained on the train split of seed 0:
+            with another seed it has seen some of the test rows.
 
     Returns:
         A `Task` whose rows have the columns `prompt` and `answer` (text, such as `"46"`).
@@ -55,7 +55,7 @@ def correct(completions: Sequence[Prompt], answer: Sequence[str], **kwargs: Any)
         >>> correct(["46", "46 ", "046", "46."], answer=["46"] * 4)
         [1.0, 1.0, 0.0, 0.0]
     """
-    return [float(_answer(c).strip() == a) for c, a in zip(completions, answer, strict=True)]
+    return [float(completion_text(c).strip() == a) for c, a in zip(completions, answer, strict=True)]
 
 
 def correct_number(completions: Sequence[Prompt], answer: Sequence[str], **kwargs: Any) -> list[float]:
@@ -65,7 +65,7 @@ def correct_number(completions: Sequence[Prompt], answer: Sequence[str], **kwarg
         >>> correct_number(["12 + 34 = **46**.", "46, not 45", "forty-six"], answer=["46"] * 3)
         [1.0, 0.0, 0.0]
     """
-    numbers = [re.findall(r"\d+", _answer(c), flags=re.ASCII) for c in completions]
+    numbers = [re.findall(r"\d+", completion_text(c), flags=re.ASCII) for c in completions]
     return [float(bool(found) and int(found[-1]) == int(a)) for found, a in zip(numbers, answer, strict=True)]
 
 
@@ -73,8 +73,3 @@ def _prompt(a: int, b: int, conversational: bool) -> str | list[dict[str, str]]:
     if conversational:
         return [{"role": "user", "content": f"What is {a}+{b}? Answer with the number only."}]
     return f"{a}+{b}="
-
-
-def _answer(completion: Prompt) -> str:
-    """The text to judge: the completion itself, or the content of its last message."""
-    return text_of(completion if isinstance(completion, str) else completion[-1:])

@@ -1,8 +1,7 @@
-"""A format to learn: simple questions whose answer must come in a given form. For small chat models such as SmolLM2.
+"""Simple questions to be answered in a given form, for small chat models such as SmolLM2.
 
-A model of 135 million parameters cannot be taught arithmetic in a lesson, but it can be taught to answer in a form. An
-earlier turn of the conversation shows the form once. SmolLM2-135M then has it in about two samples of three (asked in
-words alone: in one of a hundred, too rare to climb from), and the right answer inside it in one of six.
+An earlier turn of the conversation shows the form once. SmolLM2-135M then uses it in about two samples of three (asked
+in words alone: one of a hundred, too rare to learn from), with the right answer in one of six.
 """
 
 from __future__ import annotations

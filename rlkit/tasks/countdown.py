@@ -1,8 +1,8 @@
 """Countdown: reach a target with the four operations from given numbers, each used once: `25, 3, 4 -> 79`.
 
-A task with many right answers, so a reward must check an expression, not compare texts. It is judged with exact
-fractions and without `eval`. The prompts follow TinyZero (Pan et al. 2025), as does the rule that every number is used
-exactly once; the numbers are drawn here, with a solution for each row, so nothing is fetched.
+There are many right answers, so the reward evaluates the expression, with exact fractions and without `eval`. The
+prompts and the rule that every number is used exactly once follow TinyZero (Pan et al. 2025); the numbers are drawn
+here, with a solution for each row.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from rlkit.rewards.answers import answer_part, completion_text
 from rlkit.tasks import Task
 
 OPERATIONS = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/"}
-LONGEST = 200  # characters of an expression that is looked at
+LONGEST = 200  # characters of an expression; longer ones are wrong
 
 
 def load(
@@ -37,7 +37,7 @@ def load(
         highest: largest of them, at least 2.
         size: rows of train.
         test_size: rows of test; no choice of numbers and target is in both.
-        conversational: chat messages, or one text.
+        conversational: chat messages instead of text.
         seed: of the rows.
 
     Returns:
@@ -61,25 +61,15 @@ def load(
         drawn = [rng.randint(1, highest) for _ in range(numbers)]
         solution, target = _draw_solution(drawn, rng)
         if target is not None:
-            row = {
-                "prompt": _prompt(drawn, target, conversational),
-                "answer": solution,
-                "numbers": drawn,
-                "target": target,
-            }
-            rows.setdefault((tuple(sorted(drawn)), target), row)
+            row = {"prompt": _prompt(drawn, target, conversational), "answer": solution}
+            rows.setdefault((tuple(sorted(drawn)), target), row | {"numbers": drawn, "target": target})
     if len(rows) < size + test_size:
         raise ValueError(
             f"countdown: found only {len(rows)} different rows; allow for larger numbers or ask for fewer."
         )
     found = list(rows.values())
     test, train = found[:test_size], found[test_size:]
-    return Task(
-        "countdown",
-        train=datasets.Dataset.from_list(train),
-        test=datasets.Dataset.from_list(test),
-        rewards=(solved,),
-    )
+    return Task("countdown", datasets.Dataset.from_list(train), datasets.Dataset.from_list(test), rewards=(solved,))
 
 
 def solved(
@@ -100,7 +90,7 @@ def solved(
 
 
 def evaluate_expression(text: str) -> tuple[Fraction, list[int]] | None:
-    """Value of an expression of whole numbers, + - * / and brackets, and the numbers in it; None if it is none.
+    """Value of an expression of whole numbers, + - * / and brackets, and the numbers in it; None for any other text.
 
     Example:
         >>> evaluate_expression("(25 - 4) * 3")

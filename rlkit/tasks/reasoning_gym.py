@@ -1,8 +1,7 @@
 """Every task of `reasoning-gym` by name, with its own scorer: `load("reasoning-gym/countdown")`.
 
-reasoning-gym (Stojanovski et al. 2025, arXiv 2505.24760) makes questions from a seed and judges answers by code,
-because many have more than one right answer. A row keeps only the number of its question: the scorer makes the question
-again, so nothing of it is lost on the way through a table.
+reasoning-gym (Stojanovski et al. 2025, arXiv 2505.24760) makes questions from a seed and judges answers by code. A row
+keeps the number of its question, from which the scorer makes it again: a table would not keep all of its metadata.
 """
 
 from __future__ import annotations
@@ -46,17 +45,16 @@ def load(
 
     Args:
         name: as reasoning-gym calls it, e.g. "countdown"; see `names()`.
-        size: rows of train; fewer if the task has not so many different questions.
+        size: rows of train; fewer if the task has fewer different questions.
         test_size: rows of test; no question is in both.
         conversational: chat messages, or one text.
-        system: system message; None has none.
+        system: system message, or None.
         seed: of the questions.
         **config: the task's own settings (its config class in reasoning-gym says which).
 
     Returns:
-        A `Task` whose rows have `prompt`, `answer` (one right answer; None where the task has none
-        to show) and `index`; the reward is reasoning-gym's
-        `score_answer` of what stands in the last `<answer>` block, or of the whole answer where there is none.
+        A `Task` whose rows have `prompt`, `answer` (one right answer, or None) and `index`; the reward is
+        reasoning-gym's `score_answer` of the last `<answer>` block, or of the whole answer.
 
     Raises:
         ImportError: reasoning-gym is not installed.
@@ -94,12 +92,7 @@ def load(
 
 @dataclass(frozen=True)
 class ReasoningGymScore:
-    """The task's own score of an answer, 0 to 1.
-
-    Attributes:
-        name: of the task.
-        seed, size, config: with which the questions were made; config as JSON.
-    """
+    """The task's own score of an answer, 0 to 1. The settings, config as JSON, are those that made the questions."""
 
     name: str
     seed: int
@@ -119,7 +112,7 @@ class ReasoningGymScore:
             answer = answer_part(completion_text(completion)).strip()
             try:
                 rewards.append(float(source.score_answer(answer, _entry(self, number))))
-            except Exception as error:  # scorers of a hundred authors, on text that nobody foresaw
+            except Exception as error:  # scorers of a hundred authors, on any text
                 failed.append(f"{type(error).__name__}: {error} on {answer[:80]!r}")
                 rewards.append(0.0)
         if failed:

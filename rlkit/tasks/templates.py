@@ -1,8 +1,8 @@
-"""`prepare`: from a dataset as it is published to rows with a `prompt`, by a template.
+"""`prepare`: from a published dataset to rows with a `prompt`, by a template.
 
 Three shapes are known by their columns: GSM8K (question, and an answer that ends in `#### 42`), DeepMath (question,
-final_answer), TL;DR (a post or prompt, and a summary). Anything else is said in a template. Loading from a hub is left
-to `datasets`: `prepare(datasets.load_dataset("openai/gsm8k", "main", split="train"))`.
+final_answer), TL;DR (a post or prompt, and a summary). Others need a template. `datasets` loads from a hub:
+`prepare(datasets.load_dataset("openai/gsm8k", "main", split="train"))`.
 """
 
 from __future__ import annotations
@@ -22,13 +22,7 @@ Answer = str | Callable[[Mapping[str, Any]], Any]
 
 @dataclass(frozen=True)
 class Shape:
-    """How rows of a known form become prompts.
-
-    Attributes:
-        columns: by which the form is known.
-        template: of the prompt.
-        answer: column of the right answer, or a function of the row.
-    """
+    """How rows of a known form, known by its columns, become prompts."""
 
     columns: frozenset[str]
     template: str
@@ -81,16 +75,16 @@ def prepare(
 
     Args:
         dataset: rows in any form that `PromptLoader` takes, but no stream; they need no `prompt` yet.
-        template: of the prompt, with columns in braces: "{question} Answer with a number." A brace of its own is
-            written twice. None takes that of the known shape that the columns have.
-        answer: column of the right answer, or a function of the row. None takes that of the known shape; with a
-            template of your own, the column `answer` stays as it is.
+        template: of the prompt, with columns in braces: "{question} Answer with a number." A literal brace is written
+            twice. None takes the template of the known shape.
+        answer: column of the right answer, or a function of the row. None takes that of the known shape; with your own
+            template, the column `answer` stays as it is.
         system: system message.
         conversational: chat messages, or one text.
 
     Returns:
-        A `datasets.Dataset`. A column of the source that is named `prompt` or `answer` and is replaced goes on as
-        `source_prompt` or `source_answer`.
+        A `datasets.Dataset`. A source column `prompt` or `answer` that is replaced is kept as `source_prompt` or
+        `source_answer`.
 
     Raises:
         ValueError: a template that names no column, columns of no known shape, or an answer that cannot be made; the
@@ -146,7 +140,7 @@ def _row(
 
 
 def _check_kinds(rows: list[dict[str, Any]]) -> None:
-    """Refuse a column that holds text in one row and something else in another: a table cannot, and says it badly."""
+    """Refuse a column that mixes text and other types; the error of `datasets` does not name it."""
     first: dict[str, tuple[int, Any]] = {}
     for place, row in enumerate(rows):
         for name, value in row.items():

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from rlkit.run.reader import RunReader
 from rlkit.view.json_values import number
-from rlkit.view.rollout_frame import Reader
 
 TOLERANCE = 2e-4
 """Relative size up to which a difference is rounding: stored advantages are sums of float32."""
@@ -46,7 +46,7 @@ def leave_one_out(values: np.ndarray) -> np.ndarray:
     return np.where(known, values - (total - values) / (count - 1), 0.0)
 
 
-def known_beta(reader: Reader, metrics: dict[str, Any]) -> tuple[float | None, str]:
+def known_beta(reader: RunReader, metrics: dict[str, Any]) -> tuple[float | None, str]:
     """Return the weight of the KL in the reward, and where it was found: step's log, live numbers or parameters."""
     places = (
         (metrics, "knobs/beta", "the step's metrics"),
@@ -62,7 +62,7 @@ def known_beta(reader: Reader, metrics: dict[str, Any]) -> tuple[float | None, s
 
 
 def explain(group: Group, *, step: Group, loo_of_step: np.ndarray, beta: float | None, where: str) -> dict[str, Any]:
-    """Explain how the stored advantages follow from the rewards.
+    """Explain how the stored advantages of a group follow from its rewards.
 
     Args:
         group: the rows of the group.
@@ -72,8 +72,7 @@ def explain(group: Group, *, step: Group, loo_of_step: np.ndarray, beta: float |
         where: the place where it is written.
 
     Returns:
-        {"rule", "said", "beta", "rows"}; a row has r, the others it is compared with (None where there are more than
-        `SPELLED_OUT`), total of all, count of the others, mean of the others, advantage, stored, agrees, scored.
+        {"rule", "said", "beta", "rows"}; `_rows` has the fields of a row.
     """
     rule, said, used = _rule(group, step, loo_of_step, beta, where)
     own = group.reward if not used or group.kl is None else group.reward - used * group.kl
@@ -125,19 +124,19 @@ def _other_rule(group: Group, step: Group, loo_of_step: np.ndarray) -> tuple[str
     if fit is not None:
         said = f"A straight line of the reward within the group (stored = {fit[0]:.4g} × R {fit[1]:+.4g}): normalised"
         return "normalised", said + " within the group, not plain leave-one-out.", None
-    said = "The stored advantages do not follow from the rewards"
-    said += " and the KL" if group.kl is not None else ""
+    of = "the rewards and the KL" if group.kl is not None else "the rewards"
+    said = f"The stored advantages do not follow from {of}"
     return "other", said + " by leave-one-out; the sums below are leave-one-out, for comparison only.", None
 
 
 def _rows(group: Group, own: np.ndarray) -> list[dict[str, Any]]:
+    """The sums of each row; "others" is None where there are more than `SPELLED_OUT`."""
     advantage = leave_one_out(own)
     known = ~np.isnan(own)
     total = float(own[known].sum())
     rows = []
     for i in range(len(own)):
         others = own[known & (np.arange(len(own)) != i)]
-        mean = float(others.mean()) if len(others) and known[i] else math.nan
         stored = None if group.stored is None else group.stored[i]
         rows.append(
             {
@@ -145,7 +144,7 @@ def _rows(group: Group, own: np.ndarray) -> list[dict[str, Any]]:
                 "others": [number(value) for value in others] if len(others) <= SPELLED_OUT else None,
                 "total": number(total),
                 "count": len(others) if known[i] else 0,
-                "mean": number(mean),
+                "mean": number(others.mean() if len(others) and known[i] else math.nan),
                 "advantage": number(advantage[i]),
                 "stored": number(stored),
                 "agrees": None if stored is None else _same(np.array([stored]), advantage[i : i + 1]),

@@ -10,32 +10,28 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from rlkit.record import printable
+from rlkit.run.reader import RunReader
 from rlkit.view.arithmetic import Group, explain, known_beta, leave_one_out
-from rlkit.view.json_values import clean, number, plain, short, text_of
+from rlkit.view.json_values import number, plain, short, text_of
 from rlkit.view.lens import lens
-from rlkit.view.rollout_frame import HIDDEN, HINTS, Reader, load, one_row, pick, pick_step, table_columns
+from rlkit.view.rollout_frame import HIDDEN, HINTS, load, one_row, pick, pick_step, table_columns
 from rlkit.view.table_query import select
 
 if TYPE_CHECKING:
     import pandas as pd
 
-ROWS = 400
-"""Rows of a table in one answer, at most."""
-COLUMNS = 60
-"""Columns of a table, at most; those of the dataset come last."""
-CELLS = 6000
-"""Cells of a table in one answer, at most."""
-CELL = 240
-"""Characters of a cell's text, at most; fewer where the table is large."""
-TABLE_TEXT = 80_000
-"""Characters of all texts of one table."""
-TEXT = 20_000
-"""Characters of a page of a text that was opened."""
-GROUP_ROWS = 64
-"""Completions of a group."""
+# Limits of one answer
+ROWS = 400  # of a table
+COLUMNS = 60  # of a table; those of the dataset come last
+CELLS = 6000  # of a table
+CELL = 240  # characters of a cell's text; fewer where the table is large
+TABLE_TEXT = 80_000  # characters of all texts of a table
+TEXT = 20_000  # characters of a page of a text that was opened
+GROUP_ROWS = 64  # completions of a group
 
 
-def table(readers: Sequence[Reader], request: dict[str, Any]) -> dict[str, Any]:
+def table(readers: Sequence[RunReader], request: dict[str, Any]) -> dict[str, Any]:
     """Completions of a step. Takes run, step (None: the newest), sort, descending, where, text, offset, limit.
 
     Returns {"run", "step", "said", "columns", "rows", "total" (in the step), "found" (after the filter), "offset",
@@ -62,14 +58,20 @@ def table(readers: Sequence[Reader], request: dict[str, Any]) -> dict[str, Any]:
     page = chosen.iloc[offset : offset + limit]
     rows, cut = _cells(page, columns)
     empty = frame.isna().all() if len(frame) else frame.isna().any()
+    heads = [
+        {
+            "name": printable(name),
+            "kind": kind,
+            "hint": HINTS.get("rewards/" if name.startswith("rewards/") else name, ""),
+            "hidden": name in HIDDEN or bool(empty[name]),
+        }
+        for name, kind in columns
+    ]
     return {
         "run": index,
         "step": step,
         "said": said,
-        "columns": [
-            {"name": clean(name), "kind": kind, "hint": _hint(name), "hidden": name in HIDDEN or bool(empty[name])}
-            for name, kind in columns
-        ],
+        "columns": heads,
         "rows": rows,
         "total": len(frame),
         "found": len(chosen),
@@ -78,19 +80,18 @@ def table(readers: Sequence[Reader], request: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def group(readers: Sequence[Reader], request: dict[str, Any]) -> dict[str, Any]:
+def group(readers: Sequence[RunReader], request: dict[str, Any]) -> dict[str, Any]:
     """All completions of the prompt of a row, with the arithmetic of their advantages. Takes run, step, row."""
-    index, reader, step, said = _stored(readers, request)
-    frame = load(reader, step)
+    where, reader, frame = _stored(readers, request)
     row = one_row(frame, request.get("row"))
     if "group_id" in frame.columns:
         members = frame[frame["group_id"] == row["group_id"]]
     else:
         members = frame[frame["row"] == row["row"]]
-    beta, where = known_beta(reader, _metrics_of(reader, step))
+    beta, source = known_beta(reader, _metrics_of(reader, where["step"]))
     whole = _numbers(frame)
     own = whole.reward if beta is None or whole.kl is None else whole.reward - beta * whole.kl
-    told = explain(_numbers(members), step=whole, loo_of_step=_loo_by_group(frame, own), beta=beta, where=where)
+    told = explain(_numbers(members), step=whole, loo_of_step=_loo_by_group(frame, own), beta=beta, where=source)
     parts = [str(name) for name in members.columns if str(name).startswith("rewards/")]
     rows = []
     for member, numbers in zip(members.head(GROUP_ROWS).to_dict("records"), told["rows"], strict=False):
@@ -98,58 +99,45 @@ def group(readers: Sequence[Reader], request: dict[str, Any]) -> dict[str, Any]:
         extra = {"parts": [number(member[name]) for name in parts]}
         rows.append(named | extra | numbers | {"completion": short(text_of(member.get("completion")), 600)})
     return {
-        "run": index,
-        "step": step,
-        "said": said,
+        **where,
         "group": plain(row.get("group_id")),
         "row_id": plain(row.get("row_id")),
         "prompt": short(text_of(row.get("prompt")), 1500),
         "rule": told["rule"],
         "explained": told["said"],
         "beta": told["beta"],
-        "parts": [clean(name.removeprefix("rewards/")) for name in parts],
+        "parts": [printable(name.removeprefix("rewards/")) for name in parts],
         "rows": rows,
         "total": len(members),
     }
 
 
-def token_lens(readers: Sequence[Reader], request: dict[str, Any]) -> dict[str, Any]:
+def token_lens(readers: Sequence[RunReader], request: dict[str, Any]) -> dict[str, Any]:
     """One page of the tokens of a completion (`rlkit.view.lens`). Takes run, step, row, page."""
-    index, reader, step, said = _stored(readers, request)
-    row = one_row(load(reader, step), request.get("row"))
-    found = lens(row, page=int(request.get("page") or 0))
-    return {"run": index, "step": step, "said": said, "about": found.pop("row"), "row": plain(row["row"]), **found}
+    where, _, frame = _stored(readers, request)
+    row = one_row(frame, request.get("row"))
+    return {**where, "row": plain(row["row"]), **lens(row, page=int(request.get("page") or 0))}
 
 
-def whole_text(readers: Sequence[Reader], request: dict[str, Any]) -> dict[str, Any]:
+def whole_text(readers: Sequence[RunReader], request: dict[str, Any]) -> dict[str, Any]:
     """A page of a text that a cell shows only in part. Takes run, step, row, column, offset."""
-    index, reader, step, said = _stored(readers, request)
-    row, column = one_row(load(reader, step), request.get("row")), request.get("column")
+    where, _, frame = _stored(readers, request)
+    row, column = one_row(frame, request.get("row")), request.get("column")
     if not isinstance(column, str) or column not in row.index:
         raise ValueError(f"view: there is no column {column!r}.")
     text = text_of(row[column])
     offset = max(0, int(request.get("offset") or 0))
-    part = clean(text[offset : offset + TEXT])
-    return {
-        "run": index,
-        "step": step,
-        "said": said,
-        "row": plain(row["row"]),
-        "column": column,
-        "text": part,
-        "offset": offset,
-        "length": len(text),
-        "page": TEXT,
-    }
+    part = {"text": printable(text[offset : offset + TEXT]), "offset": offset, "length": len(text), "page": TEXT}
+    return {**where, "row": plain(row["row"]), "column": column, **part}
 
 
-def _stored(readers: Sequence[Reader], request: dict[str, Any]) -> tuple[int, Reader, int, str | None]:
-    """The run and the stored step that a request means: number, reader, step, and a word if it is another step."""
+def _stored(readers: Sequence[RunReader], request: dict[str, Any]) -> tuple[dict[str, Any], RunReader, "pd.DataFrame"]:
+    """The run and the stored step that a request means: what the answer says of them, reader, completions."""
     index, reader = pick(readers, request)
     step, said = pick_step(reader, request.get("step"))
     if step is None:
         raise ValueError("view: no completions are stored yet.")
-    return index, reader, step, said
+    return {"run": index, "step": step, "said": said}, reader, load(reader, step)
 
 
 def _cells(page: "pd.DataFrame", columns: Sequence[tuple[str, str]]) -> tuple[list[dict[str, Any]], bool]:
@@ -192,13 +180,7 @@ def _loo_by_group(frame: "pd.DataFrame", own: np.ndarray) -> np.ndarray:
     return result
 
 
-def _metrics_of(reader: Reader, step: int) -> dict[str, Any]:
+def _metrics_of(reader: RunReader, step: int) -> dict[str, Any]:
     metrics = reader.metrics
     line = metrics[metrics["step"] == step] if "step" in metrics else metrics[:0]
     return {} if not len(line) else {str(name): value for name, value in line.iloc[-1].items()}
-
-
-def _hint(name: str) -> str:
-    if name.startswith("rewards/"):
-        return "One part of the reward; NaN where its function abstained."
-    return HINTS.get(name, "")

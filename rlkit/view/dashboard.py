@@ -1,12 +1,11 @@
-"""Dashboard: the live view of run folders in a notebook, and what stands in for it elsewhere.
+"""Dashboard: the live view of run folders in a notebook, a static picture or text elsewhere.
 
-It only reads the folders, in a daemon thread of its own, so it serves a run in this kernel, in another process and of
-last week alike, and a fault of it cannot reach the loop: it is noted, and the next refresh tries again. How often it
-looks follows from what looking costs (rlkit/view/budget.py); what a refresh sends does not grow with the run
-(rlkit/view/series.py).
+It only reads the folders, in a daemon thread, so it serves a run in this kernel, in another process and of last week
+alike. A fault of it cannot reach the loop: it is noted, and the next refresh tries again. The interval of refreshes
+depends on their cost (rlkit/view/budget.py); what a refresh sends does not grow with the run (rlkit/view/series.py).
 
-What is displayed are two things: the live view, and beside it a static picture that a saved notebook keeps
-(rlkit/view/static.py). The picture is renewed now and then, and after each cell.
+A cell shows the live view, and beside it a static picture that a saved notebook keeps (rlkit/view/static.py). The
+picture is renewed every ten seconds, and after each cell.
 
 Left out: pushing from the loop. Polling four files twice a second costs less than any protocol between the two.
 """
@@ -57,7 +56,7 @@ class Dashboard:
     Args:
         *runs: folders of runs, `Run` objects, or what `Run.open` returned; several are drawn over each other.
         controls: show the buttons for runs that are going on.
-        live: widgets or not; None finds out whether somebody watches.
+        live: widgets or not; None shows them where the front end is known to draw them.
 
     Attributes:
         fig: the plotly figure of all charts, yours to restyle; None where there is no live view.
@@ -66,7 +65,7 @@ class Dashboard:
 
     Raises:
         ValueError: no run given.
-        FileNotFoundError: a folder that is no run.
+        FileNotFoundError: a folder that is not a run's.
 
     Example:
         >>> Dashboard()
@@ -85,7 +84,7 @@ class Dashboard:
         for run in runs:
             if isinstance(run, str | os.PathLike | RunReader):
                 self._waiting.append(None)
-                self._histories.append(History(_reader(run)))
+                self._histories.append(History(run if isinstance(run, RunReader) else RunReader(run)))
             else:
                 self._waiting.append(run)
                 self._histories.append(None)
@@ -144,7 +143,7 @@ class Dashboard:
         return [*self._faults.values(), *read, *advice(self._known)]
 
     def refresh(self) -> bool:
-        """Look at the folders now, and draw what is new. Returns whether there was anything. Raises nothing."""
+        """Read the folders now, and draw what is new. Returns whether there was anything. Raises nothing."""
         with self._lock:
             if self._closed.is_set():
                 return False
@@ -181,16 +180,13 @@ class Dashboard:
     def _say(self) -> None:
         said = [*advice(self._known), *list(self._faults.values())[-1:]]
         lines = "<br>".join(as_html(line, 400) for line in said)
-        text = (
-            f'<small class="{UNTYPESET}" role="status" style="display:block;line-height:1.45">{lines}</small>'
-            if said
-            else ""
-        )
+        style = 'role="status" style="display:block;line-height:1.45"'
+        text = f'<small class="{UNTYPESET}" {style}>{lines}</small>' if said else ""
         if text != self._said.value:
             self._said.value = text
 
     def _guarded(self, work: Callable[[], Any]) -> Any:
-        """Do it; a fault is noted once and seen in the view, and never reaches the loop."""
+        """Return the result of `work`. A fault is noted once, shown in the view, and never reaches the loop."""
         try:
             return work()
         except Exception as error:  # whatever it is: the run matters more than its picture
@@ -291,16 +287,11 @@ class Dashboard:
 
 
 def _close_whole(widget: Any) -> None:
-    """A widget with its layout and style: ipywidgets keeps those for ever."""
-    for part in [
-        value for value in widget._trait_values.values() if hasattr(value, "close") and hasattr(value, "comm")
-    ]:
-        part.close()
+    """Close a widget with its layout and style, which ipywidgets keeps for ever."""
+    for part in list(widget._trait_values.values()):
+        if hasattr(part, "close") and hasattr(part, "comm"):
+            part.close()
     widget.close()
-
-
-def _reader(run: str | os.PathLike[str] | RunReader) -> RunReader:
-    return run if isinstance(run, RunReader) else RunReader(run)
 
 
 def _name_of(run: str | os.PathLike[str] | RunFolder | RunReader) -> str:
@@ -311,14 +302,9 @@ def _name_of(run: str | os.PathLike[str] | RunFolder | RunReader) -> str:
 
 
 def dashboard_of(run: RunFolder, say: Callable[[str], None]) -> Dashboard | None:
-    """Show a run in a notebook; see `Run.dashboard`.
+    """Show a run in a notebook; None where there is no notebook, or if the view failed, which must not stop the run.
 
-    Args:
-        run: the run.
-        say: prints a line.
-
-    Returns:
-        The view; None where there is no notebook, or if the view failed, which must not stop the run.
+    `say` prints a line.
     """
     if front_end() == "text":
         return None

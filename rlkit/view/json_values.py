@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from rlkit.record import printable
+
 SAFE_INTEGER = 2**53
 """Largest integer that a browser's numbers hold exactly; larger ones become text."""
 
@@ -33,16 +35,6 @@ def number(value: Any) -> int | float | str | None:
     return "NaN" if math.isnan(value) else "inf" if value > 0 else "-inf"
 
 
-def clean(text: str) -> str:
-    """Replace lone surrogates by U+FFFD.
-
-    Example:
-        >>> clean("a" + chr(0xD800) + "b") == "a" + chr(0xFFFD) + "b"
-        True
-    """
-    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-
-
 def short(text: str, limit: int) -> str | dict[str, Any]:
     """Return the text, or its beginning with its full length.
 
@@ -51,8 +43,8 @@ def short(text: str, limit: int) -> str | dict[str, Any]:
         ('four', {'text': 'five', 'length': 5})
     """
     if len(text) <= limit:
-        return clean(text)
-    return {"text": clean(text[:limit]), "length": len(text)}
+        return printable(text)
+    return {"text": printable(text[:limit]), "length": len(text)}
 
 
 def plain(value: Any) -> Any:
@@ -65,16 +57,16 @@ def plain(value: Any) -> Any:
     if value is None or isinstance(value, bool | np.bool_):
         return None if value is None else bool(value)
     if isinstance(value, str):
-        return clean(value)
+        return printable(value)
     if isinstance(value, numbers.Real):
         return number(value)
     if isinstance(value, np.ndarray):
         value = value.tolist()
     if isinstance(value, Mapping | list | tuple):
-        return clean(json.dumps(value, ensure_ascii=False, default=str))
+        return printable(json.dumps(value, ensure_ascii=False, default=str))
     if isinstance(value, bytes):
         return value.decode("utf-8", "replace")
-    return clean(str(value))
+    return printable(str(value))
 
 
 def text_of(value: Any) -> str:

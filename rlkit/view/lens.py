@@ -1,6 +1,4 @@
-r"""The token lens: what each token of one completion has to say, from the folder, without a model.
-
-Five quantities, each a number per token, and which stored columns they come from:
+r"""The token lens: six quantities of each token of one completion, from the stored columns, without a model.
 
 - credit: A * (log pi_new - log pi_old), what the update did to the token in the direction of its advantage; where the
   loop did not log `new_logp`, A * (log pi - log pi_ref), the sum of all updates so far. The label says which.
@@ -9,9 +7,9 @@ Five quantities, each a number per token, and which stored columns they come fro
 - ratio: pi / pi_old per token, as the last update saw it, shaded by its logarithm, so that double and half are equally
   strong; RLOO clips the *row's* ratio, the product of all, so the clip state is a row's.
 - sampler gap: log pi - log pi_sampler, which is 0 for an exact engine.
+- surprise: -log pi.
 
-And the surprise -log pi, which explains most of the others. The scale of a colour belongs to the whole completion, so
-pages of one completion compare.
+The scale of a colour belongs to the whole completion, so its pages can be compared.
 """
 
 import math
@@ -19,17 +17,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rlkit.view.json_values import clean, number, plain, short
+from rlkit.record import printable
+from rlkit.view.json_values import number, plain, short
 
 if TYPE_CHECKING:
     import pandas as pd
 
-PAGE = 400
-"""Tokens a page."""
-ABOUT = ("reward", "advantage", "kl", "ratio", "clipped", "epsilon", "epsilon_high")
-"""Numbers of the completion itself that stand above its tokens."""
-TOKEN = 64
-"""Characters of a token's text."""
+PAGE = 400  # tokens a page
+TOKEN = 64  # characters of a token's text
+ABOUT = ("reward", "advantage", "kl", "ratio", "clipped", "epsilon", "epsilon_high")  # of the completion itself
 
 
 def lens(row: "pd.Series", *, page: int) -> dict[str, Any]:
@@ -37,9 +33,9 @@ def lens(row: "pd.Series", *, page: int) -> dict[str, Any]:
 
     Returns:
         {"tokens": [...], "ids", "mask", "quantities": [{"name", "label", "unit", "kind", "values", "scale", "total",
-        "why"}], "page", "pages", "length", "truncated", ...}. A quantity that cannot be had has no values, and `why`.
-        Its kind is "signed" (around 0), "size" (from 0 up) or "factor" (around 1; `scale` is of its logarithms, `total`
-        the product, and else the sum).
+        "why"}], "page", "pages", "length", "truncated", ...}. A quantity that was not stored has no values, and `why`.
+        Its kind is "signed" (around 0), "size" (from 0 up) or "factor" (around 1): `scale` is that of its logarithms
+        and `total` the product; the total of the other kinds is the sum.
     """
     texts = _tokens(row)
     length = len(texts)
@@ -59,7 +55,7 @@ def lens(row: "pd.Series", *, page: int) -> dict[str, Any]:
         "length": length,
         "truncated": plain(row.get("truncated")) is True,
         "quantities": [_packed(one, part, counts) for one in quantities(row, length)],
-        "row": {name: number(row.get(name)) for name in ABOUT},
+        "about": {name: number(row.get(name)) for name in ABOUT},
     }
 
 
@@ -69,50 +65,37 @@ def quantities(row: "pd.Series", length: int) -> list[dict[str, Any]]:
         _list(row, name, length) for name in ("sampler_logp", "logp", "ref_logp", "entropy", "old_logp", "new_logp")
     )
     policy = logp if logp is not None else sampler
-    before = old if old is not None else policy
-    advantage = row.get("advantage")
-    advantage = float(advantage) if advantage is not None and not math.isnan(float(advantage)) else None
+    factor = _minus(logp, old)
+    if factor is not None:
+        with np.errstate(over="ignore"):
+            factor = np.exp(factor)
     return [
-        _credit(advantage, new, before, policy, ref),
-        _difference("log-ratio", "log π − log π_ref", policy, ref, "the loop logged no reference (ref_logps=)"),
+        _credit(row.get("advantage"), _minus(new, old if old is not None else policy), _minus(policy, ref)),
+        _quantity("log-ratio", "log π − log π_ref", "nats", "signed", _minus(policy, ref),
+                  "the loop logged no reference (ref_logps=)"),
         _quantity("entropy", "entropy of the policy", "nats", "size", entropy, "the step stored no entropy"),
-        _ratio(logp, old),
-        _difference("sampler gap", "log π − log π_sampler", logp, sampler,
-                    "the step stored no log-probabilities of both sampler and policy"),
+        _quantity("ratio", "π / π_old of the token", "1 = unchanged", "factor", factor,
+                  "the step stored no log-probabilities from before the update"),
+        _quantity("sampler gap", "log π − log π_sampler", "nats", "signed", _minus(logp, sampler),
+                  "the step stored no log-probabilities of both sampler and policy"),
         _quantity("surprise", "−log π", "nats", "size", None if policy is None else -policy,
                   "the step stored no log-probabilities"),
     ]  # fmt: skip
 
 
-def _credit(
-    advantage: float | None,
-    new: np.ndarray | None,
-    before: np.ndarray | None,
-    policy: np.ndarray | None,
-    ref: np.ndarray | None,
-) -> dict[str, Any]:
-    if advantage is None:
-        return _quantity("credit", "A · Δlog π", "reward·nats", "signed", None, "this row has no advantage")
-    if new is not None and before is not None:
-        label = "A · (log π after the update − log π before)"
-        return _quantity("credit", label, "reward·nats", "signed", advantage * (new - before), "")
-    label = "A · (log π − log π_ref); log π after the update is not stored"
-    values = None if policy is None or ref is None else advantage * (policy - ref)
-    return _quantity("credit", label, "reward·nats", "signed", values, "neither new_logp nor a reference is stored")
+def _credit(advantage: Any, update: np.ndarray | None, sum_of_updates: np.ndarray | None) -> dict[str, Any]:
+    label, change, why = "A · (log π after the update − log π before)", update, ""
+    if advantage is None or math.isnan(float(advantage)):
+        label, change, why = "A · Δlog π", None, "this row has no advantage"
+    elif change is None:
+        label = "A · (log π − log π_ref); log π after the update is not stored"
+        change, why = sum_of_updates, "neither new_logp nor a reference is stored"
+    values = None if change is None else float(advantage) * change
+    return _quantity("credit", label, "reward·nats", "signed", values, why)
 
 
-def _difference(name: str, label: str, left: np.ndarray | None, right: np.ndarray | None, why: str) -> dict[str, Any]:
-    values = None if left is None or right is None else left - right
-    return _quantity(name, label, "nats", "signed", values, why)
-
-
-def _ratio(logp: np.ndarray | None, old: np.ndarray | None) -> dict[str, Any]:
-    values = None
-    if logp is not None and old is not None:
-        with np.errstate(over="ignore"):
-            values = np.exp(logp - old)
-    why = "the step stored no log-probabilities from before the update"
-    return _quantity("ratio", "π / π_old of the token", "1 = unchanged", "factor", values, why)
+def _minus(left: np.ndarray | None, right: np.ndarray | None) -> np.ndarray | None:
+    return None if left is None or right is None else left - right
 
 
 def _quantity(name: str, label: str, unit: str, kind: str, values: np.ndarray | None, why: str) -> dict[str, Any]:
@@ -145,7 +128,7 @@ def _tokens(row: "pd.Series") -> list[str]:
         found = row.get("token_ids")
     if found is None or isinstance(found, float):
         return []
-    return ["" if text is None else clean(str(text)) for text in found]
+    return ["" if text is None else printable(str(text)) for text in found]
 
 
 def _list(row: "pd.Series", name: str, length: int) -> np.ndarray | None:

@@ -1,11 +1,11 @@
 """The panel: completions, groups, token lens and controls of one or several runs, as one widget.
 
-The panel has no state of its own beyond what the reader looks at: every question of the browser is answered from the
-run folders (`panel_data.answer`). Commands are lines appended to a file there (`rlkit.run.commands.send`), taken by
-`run.steps` between two steps. Questions and commands are custom messages, not synced traits: a synced slider sticks
-while a cell runs. A page that is loaded late gets all it needs from `snapshot`, a trait whose value is computed when it
-is asked for. What is pushed while a run goes (`refresh`) is small: where the runs stand, and the newest completions, so
-that the table grows even where a running cell keeps the kernel from answering.
+The panel keeps only what the page shows: every question of the browser is answered from the run folders
+(`panel_data.answer`). Commands are lines appended to a file there (`rlkit.run.commands.send`), taken by `run.steps`
+between two steps. Questions and commands are custom messages, not synced traits: a synced slider sticks while a cell
+runs. A page that is loaded late gets its data from `snapshot`, a trait whose value is computed when it is read. What
+`refresh` pushes during a run is small: the state of the runs and the newest completions, so that the table grows even
+where a running cell keeps the kernel from answering.
 """
 
 import threading
@@ -15,10 +15,12 @@ from typing import Any
 import anywidget
 import traitlets
 
+from rlkit.run import commands
+from rlkit.run.reader import RunReader
 from rlkit.view import panel_data
 from rlkit.view.export_button import export_notebook
 from rlkit.view.javascript import script, style
-from rlkit.view.rollout_frame import Reader, pick
+from rlkit.view.rollout_frame import pick
 
 PUSHED_ROWS = 64
 """Completions that a refresh pushes; the browser asks for more where there are more."""
@@ -30,8 +32,6 @@ class Panel(anywidget.AnyWidget):
     Args:
         readers: the runs (`rlkit.run.reader.RunReader`), the first one shown first.
         controls: show pause, stop, save and the declared numbers of runs that are live.
-        send: how a command reaches a run: (path, command, name=, value=, by=) -> its number; by default
-            `rlkit.run.commands.send`.
         fit: is told how many pixels wide the page shows the panel, now and when that changes.
         lock: held while readers are read; hold it while you refresh them in another thread. One of its own by default.
     """
@@ -43,17 +43,16 @@ class Panel(anywidget.AnyWidget):
 
     def __init__(
         self,
-        readers: Sequence[Reader],
+        readers: Sequence[RunReader],
         *,
         controls: bool = True,
-        send: Callable[..., Any] | None = None,
         fit: Callable[[int], object] | None = None,
         lock: Any = None,
     ) -> None:
         self.readers = list(readers)
         self.controls = controls
         self.lock = lock or threading.RLock()
-        self._send_command, self._fit = send, fit
+        self._fit = fit
         self._remembered: dict[str, Any] = {}
         self._pushed: Any = None
         super().__init__()
@@ -110,11 +109,10 @@ class Panel(anywidget.AnyWidget):
             self.send({"kind": "answer", "id": content.get("id"), "answer": self.respond(content["request"])})
 
     def _command(self, request: dict[str, Any]) -> dict[str, Any]:
-        send_command = self._send_command or _send_to_folder()
         _, reader = pick(self.readers, request)
-        command = request.get("command")
+        command: Any = request.get("command")
         name, value = (request.get("name"), request.get("value")) if command == "set" else (None, None)
-        number = send_command(reader.path, command, name=name, value=value, by="the view")
+        number = commands.send(reader.path, command, name=name, value=value, by="the view")
         return {"kind": "command", "command": command, "number": number}
 
     def _try(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -130,9 +128,3 @@ class Panel(anywidget.AnyWidget):
 def _newest(overview: Any) -> int | None:
     runs = overview.get("runs") if isinstance(overview, dict) else None
     return runs[0]["steps"][-1] if runs and runs[0]["steps"] else None
-
-
-def _send_to_folder() -> Callable[..., Any]:
-    from rlkit.run.commands import send
-
-    return send

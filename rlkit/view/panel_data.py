@@ -1,34 +1,32 @@
-"""Answers to the questions of the panel, as plain JSON of bounded size.
+"""Answers to the requests of the panel, as plain JSON of bounded size.
 
-`answer` is a function of the run folders and a request only: it writes nothing, keeps nothing, and does not know who
-asks. So one script (`js/`) serves in a notebook, in a browser tab, and, with answers that were written
-into it (`bundle`), in a report. What is cut says so: rows a page, characters a cell, tokens a lens page, steps a pin.
+`answer` is a pure function of the run folders and the request. So one script (`js/`) serves in a notebook, in a browser
+tab, and, with answers that were written into it (`bundle`), in a report. An answer says what it leaves out.
 """
 
+import copy
+import functools
 import json
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from rlkit.run.status import status_of
+from rlkit.record import printable
+from rlkit.run.reader import RunReader
 from rlkit.view.completions import group, table, token_lens, whole_text
-from rlkit.view.json_values import SAFE_INTEGER, clean, plain, short
+from rlkit.view.json_values import SAFE_INTEGER, plain, short
 from rlkit.view.prompts import compare, pin
-from rlkit.view.rollout_frame import Reader
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 NUMBERS = 20
 """Declared numbers of a run, at most."""
 
 
-def answer(readers: Sequence[Reader], request: dict[str, Any]) -> dict[str, Any]:
+def answer(readers: Sequence[RunReader], request: dict[str, Any]) -> dict[str, Any]:
     """Answer one request of the panel.
 
     Args:
         readers: the runs, in the order in which requests number them.
-        request: {"kind": "overview" | "table" | "group" | "lens" | "text" | "pin" | "compare", ...}; what else each
-            kind takes stands with its function below.
+        request: {"kind": "overview" | "table" | "group" | "lens" | "text" | "pin" | "compare", ...}; the function of
+            each kind documents its other fields.
 
     Returns:
         A dict that `json.dumps(..., allow_nan=False)` takes; its "kind" is the request's.
@@ -55,7 +53,7 @@ def answer(readers: Sequence[Reader], request: dict[str, Any]) -> dict[str, Any]
     return {"kind": kind, **kinds[kind](readers, request)}
 
 
-def overview(readers: Sequence[Reader], request: dict[str, Any]) -> dict[str, Any]:
+def overview(readers: Sequence[RunReader], request: dict[str, Any]) -> dict[str, Any]:
     """Where every run stands: {"runs": [{"run", "name", "path", "step", "max_steps", "status", "taken", "time",
     "numbers", "steps" (whose completions are stored), "notes"}]}.
     """
@@ -67,14 +65,14 @@ def overview(readers: Sequence[Reader], request: dict[str, Any]) -> dict[str, An
         runs.append(
             {
                 "run": index,
-                "name": clean(str(reader.name)),
-                "path": clean(str(reader.path)),
+                "name": printable(str(reader.name)),
+                "path": printable(str(reader.path)),
                 "step": plain(state.get("step")),
                 "max_steps": plain(state.get("max_steps")),
-                "status": plain(status_of(state) or ""),
+                "status": plain(state.get("status") or ""),
                 "taken": plain(state.get("taken")),
                 "time": _whole(state.get("time")),
-                "numbers": {clean(str(name)): plain(value) for name, value in declared},
+                "numbers": {printable(str(name)): plain(value) for name, value in declared},
                 "steps": [int(step) for step in reader.rollout_steps],
                 "notes": [short(str(note), 300) for note in list(reader.notes)[-5:]],
             }
@@ -82,13 +80,13 @@ def overview(readers: Sequence[Reader], request: dict[str, Any]) -> dict[str, An
     return {"runs": runs}
 
 
-def bundle(readers: Sequence[Reader], *, max_bytes: int = 3_000_000) -> dict[str, Any]:
+def bundle(readers: Sequence[RunReader], *, max_bytes: int = 3_000_000) -> dict[str, Any]:
     """Answers for a page without a kernel, for `bundled` of js/panel.js: overview, and per step tables, groups, lenses.
 
     The newest steps of every run come first; what no longer fits into `max_bytes` is left out, and "left_out" says how
     many steps that are.
     """
-    readers = [_OneStep(reader) for reader in readers]
+    readers = [_caching(reader) for reader in readers]
     found: dict[str, Any] = {"overview": answer(readers, {"kind": "overview"}), "answers": {}, "left_out": 0}
     budget = max_bytes - len(json.dumps(found))
     stored = {run: list(entry["steps"]) for run, entry in enumerate(found["overview"]["runs"])}
@@ -100,7 +98,7 @@ def bundle(readers: Sequence[Reader], *, max_bytes: int = 3_000_000) -> dict[str
             step = steps.pop()
             pieces = _step_answers(readers, run, step)
             cost = len(json.dumps(pieces))
-            if cost > budget:  # older steps of this run are not looked at: a report must not take minutes
+            if cost > budget:  # older steps of this run are not read: a report must not take minutes
                 found["left_out"] += 1 + len(steps)
                 steps.clear()
                 continue
@@ -112,7 +110,14 @@ def bundle(readers: Sequence[Reader], *, max_bytes: int = 3_000_000) -> dict[str
     return found
 
 
-def _step_answers(readers: Sequence[Reader], run: int, step: int) -> dict[str, Any]:
+def _caching(reader: RunReader) -> RunReader:
+    """A reader that keeps the frame it read last: a bundle asks for each row of a step."""
+    copied = copy.copy(reader)
+    copied.rollouts = functools.lru_cache(maxsize=1)(reader.rollouts)  # type: ignore[method-assign]
+    return copied
+
+
+def _step_answers(readers: Sequence[RunReader], run: int, step: int) -> dict[str, Any]:
     shown = answer(readers, {"kind": "table", "run": run, "step": step})
     pieces = {f"table {run} {step}": shown}
     names = [column["name"] for column in shown["columns"]]
@@ -124,24 +129,6 @@ def _step_answers(readers: Sequence[Reader], run: int, step: int) -> dict[str, A
         if key not in pieces:
             pieces[key] = answer(readers, {"kind": "group", **request})
     return pieces
-
-
-class _OneStep:
-    """A reader that keeps the frame it read last: a bundle asks for each row of a step."""
-
-    def __init__(self, reader: Reader) -> None:
-        self.path, self.name, self.notes = reader.path, reader.name, reader.notes
-        self.config, self.state, self.metrics = reader.config, reader.state, reader.metrics
-        self.rollout_steps = reader.rollout_steps
-        self._reader = reader
-        self._step, self._frame = -1, reader.metrics[:0]
-
-    def rollouts(self, step: int | None = None, *, columns: Sequence[str] | None = None) -> "pd.DataFrame":
-        if columns is not None or step is None:
-            return self._reader.rollouts(step, columns=columns)
-        if step != self._step:
-            self._step, self._frame = step, self._reader.rollouts(step)
-        return self._frame
 
 
 def _whole(value: Any) -> int | None:

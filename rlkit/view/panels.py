@@ -1,7 +1,6 @@
-"""Which charts a run has, and what is in them: the part that the live figure, the report and the static picture share.
+"""The charts of a run and their contents, shared by the live figure, the report and the static picture.
 
-A chart appears when its first number does, a metric that nobody has heard of gets a chart of its own, a missing one is
-no error. What a metric means is said by rlkit/metrics.py.
+A chart appears with its first number, an unknown metric gets a chart of its own. rlkit/metrics.py describes metrics.
 """
 
 import fnmatch
@@ -61,24 +60,15 @@ PLANS = (
 
 @dataclass(frozen=True)
 class Line:
-    """One curve.
+    """One curve."""
 
-    Attributes:
-        run: number of the run, 0 is the first.
-        name: the metric's name in the log.
-        label: the short name.
-        steps, values: (M,) points, NaN where the curve is broken.
-        gap_steps: steps where the value was not finite.
-        gaps: how many those are in all.
-    """
-
-    run: int
-    name: str
-    label: str
-    steps: np.ndarray
-    values: np.ndarray
-    gap_steps: np.ndarray = field(default_factory=lambda: np.empty(0))
-    gaps: int = 0
+    run: int  # 0 is the first
+    name: str  # of the metric in the log
+    label: str  # its short name
+    steps: np.ndarray  # (M,)
+    values: np.ndarray  # (M,), NaN where the curve is broken
+    gap_steps: np.ndarray = field(default_factory=lambda: np.empty(0))  # where the value was not finite
+    gaps: int = 0  # number of such values in all
 
 
 @dataclass(frozen=True)
@@ -97,7 +87,7 @@ class Chart:
 
 
 class History:
-    """Everything that the charts know of one run, kept up to date by `update`."""
+    """The data of the charts of one run, kept up to date by `update`."""
 
     def __init__(self, reader: RunReader) -> None:
         self.reader = reader
@@ -152,10 +142,7 @@ def wrapped(text: str, width: int = 56) -> str:
 
 
 def mean_times(timings: Any, buckets: int = 100) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """(M,) steps and (M,) mean seconds by phase, of a table with `step`, `step_time` and `phases/<name>`.
-
-    Means, as the phases are drawn on top of each other and add up.
-    """
+    """(M,) steps and (M,) mean seconds by phase, of a table with `step`, `step_time` and `phases/<name>`."""
     names = [name for name in timings.columns if name.startswith(PHASES)] if len(timings) else []
     if not len(timings) or (not names and "step_time" not in timings):
         return np.empty(0), {}

@@ -58,7 +58,7 @@ def gaps(line: Line, color: str, group: str) -> dict[str, Any]:
         "legendgroup": group,
         "showlegend": False,
         "marker": {"symbol": "x-thin", "size": 7, "line": {"color": color, "width": 1.5}},
-        "hovertemplate": f"<b>{as_plotly(line.label)}</b> is no finite number at step %{{x}}<br>"
+        "hovertemplate": f"<b>{as_plotly(line.label)}</b> is not finite at step %{{x}}<br>"
         "(%{customdata} such values in all)<extra></extra>",
     }
 

@@ -9,26 +9,24 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from rlkit.run.reader import RunReader
 from rlkit.view.json_values import number, plain, short, text_of
-from rlkit.view.rollout_frame import Reader, load, pick, pick_step
+from rlkit.view.rollout_frame import load, pick, pick_step
 
 if TYPE_CHECKING:
     import pandas as pd
 
-PINNED_STEPS = 24
-"""Steps of a pinned prompt in one answer."""
-PROMPTS = 30
-"""Prompts of a comparison in one answer."""
-SIDE_ROWS = 16
-"""Completions of a prompt in one step, at most."""
-ANSWER = ("row", "row_id", "prompt", "completion", "reward", "length", "truncated")
-"""Columns that a pin or a comparison reads."""
+# Limits of one answer
+PINNED_STEPS = 24  # of a pinned prompt
+PROMPTS = 30  # of a comparison
+SIDE_ROWS = 16  # completions of a prompt in one step
+ANSWER = ("row", "row_id", "prompt", "completion", "reward", "length", "truncated")  # the columns that are read
 
 
-def pin(readers: Sequence[Reader], request: dict[str, Any]) -> dict[str, Any]:
+def pin(readers: Sequence[RunReader], request: dict[str, Any]) -> dict[str, Any]:
     """The answers to one prompt over the steps, the newest first. Takes run, row_id, before (a step, to go on).
 
-    Looks at the newest `PINNED_STEPS` stored steps before `before`; "older" is where to go on if there are more.
+    Reads the newest `PINNED_STEPS` stored steps before `before`; "older" is where to go on if there are more.
     """
     index, reader = pick(readers, request)
     wanted, before = request.get("row_id"), request.get("before")
@@ -47,7 +45,7 @@ def pin(readers: Sequence[Reader], request: dict[str, Any]) -> dict[str, Any]:
     return {**about, "steps": steps, "looked": len(looked), "older": older}
 
 
-def compare(readers: Sequence[Reader], request: dict[str, Any]) -> dict[str, Any]:
+def compare(readers: Sequence[RunReader], request: dict[str, Any]) -> dict[str, Any]:
     """The prompts that two steps (of one run or of two) have in common, by row_id, the largest change first.
 
     Takes left and right, each {"run", "step"}, and offset.
@@ -90,13 +88,8 @@ def _side(rows: "pd.DataFrame") -> dict[str, Any]:
         "mean": number(_mean_reward(rows)),
         "total": len(rows),
         "rows": [
-            {
-                "row": plain(row["row"]),
-                "reward": plain(row.get("reward")),
-                "length": plain(row.get("length")),
-                "truncated": plain(row.get("truncated")),
-                "completion": short(text_of(row.get("completion")), 300),
-            }
+            {name: plain(row.get(name)) for name in ("row", "reward", "length", "truncated")}
+            | {"completion": short(text_of(row.get("completion")), 300)}
             for row in rows.head(SIDE_ROWS).to_dict("records")
         ],
     }

@@ -78,7 +78,7 @@ def write_report(
 
     Raises:
         ValueError: no run, max_bytes below 0, or a folder as the output.
-        FileNotFoundError: a folder that is no run.
+        FileNotFoundError: a folder that is not a run's.
     """
     if not runs:
         raise ValueError("write_report: expected at least one folder of a run, got none.")

@@ -1,12 +1,15 @@
 """The rollout table of one step as the view needs it: which columns are numbers, flags or texts, and in which order.
 
-Readers hand out pandas frames (`RunReader.rollouts`). A frame may lack columns: each step has what its loop logged.
+A frame may lack columns: each step has what its loop logged.
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from rlkit.run.reader import RunReader
+from rlkit.run.rollout_rows import PER_TOKEN_ALL
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -20,14 +23,11 @@ HIDDEN = (
 )  # fmt: skip
 """Shown when a reader asks for them; `truncated` and `clipped` are marks beside length and ratio."""
 
-PER_TOKEN = ("tokens", "token_ids", "prompt_token_ids", "sampler_logp", "logp", "old_logp", "ref_logp", "new_logp",
-             "entropy", "loss_mask")  # fmt: skip
-"""One value a token: for the lens, not for the table. Where a step has none of them, their type does not tell."""
-
 HINTS = {
     "row": "Position of the completion in the step.",
     "group_id": "Completions of one prompt share a group.",
     "reward": "Weighted sum of the reward parts; NaN where every reward function abstained.",
+    "rewards/": "One part of the reward; NaN where its function abstained.",
     "advantage": "What the update multiplies the log-probability with.",
     "kl": "Log-ratio of policy and reference, summed over the tokens, in nats; an estimate, may be negative.",
     "length": "Tokens of the completion, the end token included.",
@@ -38,55 +38,17 @@ HINTS = {
 }
 
 
-@runtime_checkable
-class Reader(Protocol):
-    """What the view needs of a run: `rlkit.run.reader.RunReader` has it."""
-
-    path: Any
-    config: dict[str, Any]
-    state: dict[str, Any]
-
-    @property
-    def name(self) -> str:
-        """The run's name."""
-        ...
-
-    @property
-    def notes(self) -> list[str]:
-        """What could not be read."""
-        ...
-
-    @property
-    def rollout_steps(self) -> list[int]:
-        """Steps whose rollouts are stored."""
-        ...
-
-    @property
-    def metrics(self) -> "pd.DataFrame":
-        """One row a logged step."""
-        ...
-
-    def rollouts(self, step: int | None = None, *, columns: Sequence[str] | None = None) -> "pd.DataFrame":
-        """One row a completion; empty where the step's file vanished or is damaged."""
-        ...
-
-
-def pick(readers: Sequence[Reader], request: dict[str, Any], key: str = "run") -> tuple[int, Reader]:
-    """The run that a request names by its number.
-
-    Raises:
-        ValueError: there is no such run.
-    """
-    index = request.get(key, 0)
+def pick(readers: Sequence[RunReader], request: dict[str, Any]) -> tuple[int, RunReader]:
+    """The run that a request names by its number; ValueError if there is none."""
+    index = request.get("run", 0)
     if not isinstance(index, int) or not 0 <= index < len(readers):
         raise ValueError(f"view: there is no run {index!r}; expected a number from 0 to {len(readers) - 1}.")
     return index, readers[index]
 
 
-def pick_step(reader: Reader, wanted: Any) -> tuple[int | None, str | None]:
-    """The stored step that is meant, and a word if it is another one than was asked for: old steps are thinned out.
-
-    None means the newest; None comes back where nothing is stored yet.
+def pick_step(reader: RunReader, wanted: Any) -> tuple[int | None, str | None]:
+    """The stored step to show, None if nothing is stored, and a note if it is not the wanted one: old steps are thinned
+    out. None wants the newest.
     """
     stored = reader.rollout_steps
     if not stored:
@@ -101,7 +63,7 @@ def pick_step(reader: Reader, wanted: Any) -> tuple[int | None, str | None]:
     return nearest, f"The completions of step {wanted} are not stored; this is step {nearest}."
 
 
-def load(reader: Reader, step: int, columns: Sequence[str] | None = None) -> "pd.DataFrame":
+def load(reader: RunReader, step: int, columns: Sequence[str] | None = None) -> "pd.DataFrame":
     """The rollouts of a step (only some columns of them), with a `row` column and a fresh index."""
     frame = reader.rollouts(step, columns=columns).reset_index(drop=True)
     if "row" not in frame.columns:
@@ -110,11 +72,7 @@ def load(reader: Reader, step: int, columns: Sequence[str] | None = None) -> "pd
 
 
 def one_row(frame: "pd.DataFrame", row: Any) -> "pd.Series":
-    """The completion that a request names.
-
-    Raises:
-        ValueError: it is not in this step.
-    """
+    """The completion that a request names; ValueError if it is not in this step."""
     found = frame[frame["row"] == row] if isinstance(row, int) else frame[:0]
     if not len(found):
         raise ValueError(f"view: there is no row {row!r} in this step.")
@@ -148,4 +106,9 @@ def table_columns(frame: "pd.DataFrame") -> list[tuple[str, str]]:
     front = [*FIRST, *rewards, *NEXT]
     rest = [name for name in kinds if name not in front and name not in HIDDEN]
     order = [*front, *rest, *HIDDEN]
-    return [(name, kinds[name]) for name in order if kinds.get(name, "list") != "list" and name not in PER_TOKEN]
+    return [
+        (name, kinds[name])
+        for name in order
+        if kinds.get(name, "list") != "list"
+        and name not in PER_TOKEN_ALL  # where a step has none of them, their type does not tell
+    ]

@@ -7,7 +7,6 @@ constant cost per point over the whole run. Values that are not finite (null in 
 Left out: averages over a window, which hide jumps.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -107,17 +106,16 @@ def _merge(done: np.ndarray) -> np.ndarray:
 class Series:
     """The curves of one run, by name of the metric."""
 
-    def __init__(self, buckets: int = BUCKETS) -> None:
+    def __init__(self) -> None:
         self.curves: dict[str, Curve] = {}
-        self._buckets = buckets
 
-    def update(self, reader: RunReader, names: Iterable[str] | None = None) -> None:
+    def update(self, reader: RunReader) -> None:
         """Read what is new. A log that was cut or rewritten (a resumed run) is read from its start."""
-        for name in reader.names if names is None else names:
+        for name in reader.names:
             steps, values = reader.series(name)
             curve = self.curves.get(name)
             if curve is None or not _continues(curve, steps, values):
-                curve = self.curves[name] = Curve(self._buckets)
+                curve = self.curves[name] = Curve()
             curve.extend(steps[curve.count :], values[curve.count :])
 
 

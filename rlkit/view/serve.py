@@ -1,10 +1,10 @@
 """`rlkit view`: the dashboard in a browser tab, without a notebook.
 
 Voila runs a notebook of one cell and shows its output; the widgets are the same as in JupyterLab. It listens on the
-loopback only, and asks for a token: anybody on this machine who had the address could stop the run. The token stands
-in a file that only this user can read, not on the command line, which everybody can.
+loopback only, and asks for a token: without it everyone on this machine could stop the run. The token is in a file that
+only this user can read, not on the command line, which everyone can.
 
-To look at a run on another machine: `ssh -L 8866:127.0.0.1:8866 host`, and `rlkit view runs/x --port 8866` there.
+To view a run on another machine: `ssh -L 8866:127.0.0.1:8866 host`, and `rlkit view runs/x --port 8866` there.
 """
 
 import importlib.util
@@ -56,7 +56,7 @@ def serve(runs: Sequence[str | os.PathLike[str]], *, port: int | None = None, br
 
     Raises:
         ValueError: no run.
-        FileNotFoundError: a folder that is no run.
+        FileNotFoundError: a folder that is not a run's.
         ImportError: a library is missing.
         RuntimeError: the port is taken, or the server did not come up.
     """

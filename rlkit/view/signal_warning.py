@@ -14,11 +14,7 @@ SHARE, STEPS = 0.5, 10  # of the groups, as a mean over this number of logged st
 
 
 class Signal:
-    """Watches the log of one run.
-
-    Attributes:
-        said: the warning, or "".
-    """
+    """The warning of one run; `said` is its text, or ""."""
 
     def __init__(self) -> None:
         self.said = ""
@@ -29,24 +25,19 @@ class Signal:
         steps, values = reader.series(METRIC) if METRIC in reader.names else (np.empty(0), np.empty(0))
         if len(steps) < self._seen:
             self.said, self._seen = "", 0
-        if not self.said:
-            start = max(0, self._seen - STEPS)
-            found = first_without_signal(steps[start:], values[start:])
-            if found is not None:
-                self.said = (
-                    f"Since step {found:.0f} more than half of the groups had no signal ({METRIC} above {SHARE:g} over "
-                    f"{STEPS} steps): all completions of the prompt got the same reward, and the advantages are 0. "
-                    "Prompts that are neither too easy nor too hard, or more generations, teach more."
-                )
+        start = max(0, self._seen - STEPS)
+        if not self.said and (found := first_without_signal(steps[start:], values[start:])) is not None:
+            self.said = (
+                f"Since step {found:.0f} more than half of the groups had no signal ({METRIC} above {SHARE:g} over "
+                f"{STEPS} steps): all completions of the prompt got the same reward, and the advantages are 0. "
+                "Prompts that are neither too easy nor too hard, or more generations, teach more."
+            )
         self._seen = len(steps)
 
 
 def first_without_signal(steps: np.ndarray, shares: np.ndarray) -> float | None:
-    """Return the first of the first `STEPS` steps whose mean share is above `SHARE`; None if there are none.
-
-    Args:
-        steps: (N,).
-        shares: (N,) share of groups with the same reward in all rows; NaN is left out.
+    """Return the first of the first `STEPS` steps whose mean share is above `SHARE`; None if there are none. A share
+    that is NaN is left out.
 
     Example:
         >>> first_without_signal(np.arange(12), np.array([0.0] * 2 + [0.6] * 10))

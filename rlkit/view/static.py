@@ -1,12 +1,11 @@
-"""The state of a run as plain HTML: what a saved notebook shows when its kernel is gone, and pages that know no
-widgets.
+"""The state of a run as plain HTML, for saved notebooks without a kernel and for pages without widgets.
 
 Charts are images (`<img src="data:image/svg+xml;base64,...">`): JupyterLab strips a bare `<svg>` from a notebook that
 it does not trust, and code hosts strip it always. The classes mathjax_ignore (JupyterLab) and tex2jax_ignore
 (nbconvert) keep a "$" in a completion from being typeset.
 
-Beside a live view the same HTML stands in the cell's output, and its style rules say which of the two is seen: this
-one, unless the live one is on the page. So nothing has to be replaced when a run or a kernel ends, however it ends.
+Beside a live view the same HTML is in the cell's output; its style rules hide it while the live view is on the page. So
+nothing has to be replaced when a run or a kernel ends.
 """
 
 import base64
@@ -14,15 +13,12 @@ import html
 import math
 from collections.abc import Sequence
 
-import numpy as np
-
-from rlkit.run.status import status_of
 from rlkit.run.svg import COLORS, Cells, picture
-from rlkit.support.text import UNTYPESET, as_html, visible
+from rlkit.support.text import UNTYPESET, as_html, table_html, visible
 from rlkit.view.panels import Chart, History, charts_of
 
 ROWS, CELL = 8, 160  # completions in the table, characters of a text
-TEXTS, HEADS = ("prompt", "completion"), {"truncated": "cut off"}
+SHOWN = ("prompt", "completion", "reward", "advantage", "length", "truncated")
 HEAT_COLUMNS = 60
 SIZE = (340, 180)
 
@@ -48,7 +44,7 @@ def as_page(histories: Sequence[History], *, name: str = "", note: str = "") -> 
 
 
 def headline(history: History) -> str:
-    """Where a run stands, in a line of text."""
+    """One line of text: name, step, status, reward and KL of a run."""
     reader = history.reader
     state = reader.state
     parts = [f"Run {visible(reader.name)}"]
@@ -56,7 +52,7 @@ def headline(history: History) -> str:
         parts.append(
             visible(f"step {state['step']}") + (visible(f" of {state['max_steps']}") if state.get("max_steps") else "")
         )
-    if status := status_of(state):
+    if status := state.get("status"):
         parts.append(visible(str(status)))
     for name in ("reward", "kl"):
         curve = history.series.curves.get(name)
@@ -67,7 +63,7 @@ def headline(history: History) -> str:
 
 
 def advice(histories: Sequence[History]) -> list[str]:
-    """What the numbers say of each run that its reader should know, once."""
+    """The warnings of each run."""
     many = len(histories) > 1
     said = [(history.reader.name, history.signal.said) for history in histories]
     return [f"{visible(name)}: {text}" if many else text for name, text in said if text]
@@ -79,7 +75,7 @@ def as_text(histories: Sequence[History]) -> str:
 
 
 def _rules(name: str) -> str:
-    """Which of the two is seen, and the theme's colour for the text of the live charts."""
+    """Style rules: hide this page beside the live view, and give its charts' text the theme's colour."""
     # What follows is JupyterLab's panel for the live view: "Loading widget..." before it, or an error in its place.
     widget = ".jp-OutputArea-child:has(> .jp-OutputArea-output:is(.lm-Panel, .jupyter-widgets))"
     grey = 'text[style*="fill: rgb(119, 119, 119)"]'
@@ -137,34 +133,15 @@ def _table(history: History, many: bool) -> str:
     """The newest completions: the best and the worst."""
     reader = history.reader
     steps = reader.rollout_steps
-    wanted = ["prompt", "completion", "reward", "advantage", "length", "truncated"]
-    frame = reader.rollouts(steps[-1], columns=wanted) if steps else None
+    frame = reader.rollouts(steps[-1], columns=SHOWN) if steps else None
     if frame is None or not len(frame) or "completion" not in frame:
         return ""
     total = len(frame)
     if "reward" in frame:
         frame = frame.sort_values("reward", ascending=False, kind="stable")
     if total > ROWS:
-        import pandas as pd
-
-        frame = pd.concat([frame.head(ROWS // 2), frame.tail(ROWS // 2)])
-    shown = [name for name in wanted if name in frame]
-    sides = ["left" if name in TEXTS else "right" for name in shown]
-    head = "".join(
-        f'<th style="text-align:{side}">{HEADS.get(name, name)}</th>' for name, side in zip(shown, sides, strict=True)
-    )
-    body = "".join(f"<tr>{''.join(_cell(value) for value in row)}</tr>" for row in frame[shown].itertuples(index=False))
+        frame = frame.iloc[[*range(ROWS // 2), *range(-ROWS // 2, 0)]]
     which = f", the {ROWS // 2} best and the {ROWS // 2} worst of {total}" if total > ROWS else ""
-    title = f"Completions of step {steps[-1]}{which}" + (f" ({visible(reader.name)})" if many else "")
-    caption = f'<caption style="text-align:left">{as_html(title)}</caption>'
-    return f"<table>{caption}<tr>{head}</tr>{body}</table>"
-
-
-def _cell(value: object) -> str:
-    if isinstance(value, bool | np.bool_):
-        return f"<td>{'yes' if value else ''}</td>"
-    if isinstance(value, str):
-        return f'<td style="text-align:left;font-family:monospace">{as_html(value, CELL)}</td>'
-    if isinstance(value, float):
-        return f"<td>{value:.3g}</td>"
-    return f"<td>{as_html(str(value))}</td>"
+    heading = f"Completions of step {steps[-1]}{which}" + (f" ({reader.name})" if many else "")
+    shown = frame[[name for name in SHOWN if name in frame]]
+    return table_html(heading, shown.rename(columns={"truncated": "cut off"}), CELL)

@@ -21,14 +21,8 @@ OPERATORS = (">=", "<=", "=", "!=", "contains", "missing")
 def select(
     frame: "pd.DataFrame", *, sort: str | None, descending: bool, where: Sequence[dict[str, Any]], text: str
 ) -> "pd.DataFrame":
-    """The rows that meet every condition and hold the text in prompt or completion, in order.
-
-    Args:
-        frame: completions of a step.
-        sort: name of a column; None keeps the order.
-        descending: largest first.
-        where: conditions {"column", "op", "value"}.
-        text: part of prompt or completion; empty for all.
+    """The rows that meet every condition {"column", "op", "value"} and hold the text in prompt or completion, in order
+    of the column `sort`.
 
     Raises:
         ValueError: unknown column or operator, or a value that is not a number where one is needed.

@@ -1,5 +1,6 @@
 """`estimate_vstar`: stage 1 of A*-PO, in memory."""
 
+import inspect
 import math
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -68,7 +69,9 @@ def estimate_vstar(
 
     Source: Brantley et al. 2025 (arXiv 2505.20686), stage 1.
     """
-    reward_settings, sampling = RewardSettings.split(reward_settings, sampling)
+    reward_settings, sampling = RewardSettings.split(
+        reward_settings, sampling, "estimate_vstar", inspect.signature(sample).parameters
+    )
     dataset = as_rows(dataset, "estimate_vstar")
     if num_value_samples < 1:
         raise ValueError(f"estimate_vstar: num_value_samples must be at least 1, got {num_value_samples}.")

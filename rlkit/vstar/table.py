@@ -1,7 +1,7 @@
 """ValueTable: rewards of reference samples per dataset row, and V* derived from them.
 
 The table keeps rewards, never V* itself, so another beta1 or fewer samples cost nothing. Rows are known by the hash of
-their content, not by prompt text: two rows with one prompt and different answers are two rows (known_faults B35).
+their content, not by prompt text: two rows with one prompt and different answers are two rows.
 
 What it cannot do: V* from N samples cannot pass the reference's pass@N. A prompt that the reference never solved in N
 tries looks unsolvable, whatever training could make of it.

@@ -17,7 +17,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from builders import CHARACTERS, EOS, completion_tokens
+from builders import CHARACTERS, EOS, completion_tokens, vllm_policy
 from waiting import interrupt_when, main_thread_is_in
 
 import rlkit as rl
@@ -54,6 +54,17 @@ def step(subject, *, lr=1e-2, seed=0):
     update = rl.loss_step(subject.policy, optimizer, rollout, torch.randn(len(rollout)))
     assert not update.skipped
     return rollout, update
+
+
+def without(*parts):
+    """A stream of weights that lacks some names."""
+    return lambda stream: [(name, tensor) for name, tensor in stream if not any(part in name for part in parts)]
+
+
+def other_weights(stream):
+    """The same names with the weights of another random model."""
+    other = vllm_policy(seed=9).model.state_dict()
+    return [(name, other[name]) for name, _ in stream]
 
 
 def random_states():

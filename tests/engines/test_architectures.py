@@ -6,12 +6,22 @@ The oracle is always the model's own forward pass over one row, without padding,
 import logging
 import math
 
+import builders
 import peft
 import pytest
 import torch
 import transformers as hf
 from builders import BOS, EOS, PAD, VOCABULARY, character_tokenizer, llama, tiny_policy
-from engines.sampling_helpers import allowed_scores, forward_shapes, groups_of, own_logits, own_logps, p_value, rows_of
+from engines.sampling_helpers import (
+    allowed_scores,
+    forward_shapes,
+    groups_of,
+    own_logits,
+    own_logps,
+    p_value,
+    replay,
+    rows_of,
+)
 from tolerances import EXACT, FLOAT32, GRADIENT
 
 import rlkit as rl
@@ -75,15 +85,8 @@ def random_model(make_config, *, seed=0):
     return hf.AutoModelForCausalLM.from_config(make_config()).float()
 
 
-def draw_some(policy, prompts=PROMPTS, *, num_generations=6, max_completion_length=9, seed=1, **settings):
-    return rl.sample(
-        policy,
-        prompts,
-        num_generations=num_generations,
-        max_completion_length=max_completion_length,
-        seed=seed,
-        **settings,
-    )
+def draw_some(policy, prompts=PROMPTS, **settings):
+    return builders.draw(policy, prompts, **({"num_generations": 6, "max_completion_length": 9, "seed": 1} | settings))
 
 
 def assert_log_probabilities(policy, rollout):
@@ -110,7 +113,7 @@ def assert_endings(policy, rollout):
 
 
 def greedy_alone(model, prompt, length, eos_ids):
-    """The likeliest tokens, one row, everything computed anew for each token."""
+    """The likeliest tokens, one row, everything recomputed for each token."""
     done = []
     while len(done) < length and not (done and done[-1] in eos_ids):
         done.append(int(own_logits(model, prompt, [*done, 0])[-1].argmax()))
@@ -185,7 +188,9 @@ def test_recurrent_models_have_the_right_log_probabilities(name):
     rollout = draw_some(policy, temperature=0.7, num_generations=3)
     assert rollout.engine == "transformers (generate)"
     assert_log_probabilities(policy, rollout)
-    assert_endings(policy, rollout)
+    replay(policy, rollout, seed=1)
+    alone = draw_some(policy, PROMPTS[:1], temperature=0.7, num_generations=2)
+    assert groups_of(alone)[0] == groups_of(rollout)[0][:2]  # completions do not depend on the batch
     assert rollout.group_id.tolist() == [group for group in range(5) for _ in range(3)]
     assert [p for p, _ in rows_of(rollout)][::3] == [list(ids) for ids in make_batch(policy, PROMPTS).token_ids]
 
@@ -255,8 +260,8 @@ def test_recurrent_models_honour_the_settings(recurrent):
         "min_completion_length": 3,
         "temperature": 0.8,
     }
-    rollout = draw_some(recurrent, num_generations=10, **settings)
-    assert_endings(recurrent, rollout)
+    rollout = draw_some(recurrent, num_generations=10, stop_strings=["=", "5"], **settings)
+    replay(recurrent, rollout, seed=1)
     assert_log_probabilities(recurrent, rollout)  # the policy's own, not the truncated ones
     for prompt, completion in rows_of(rollout):
         logits = own_logits(recurrent.model, prompt, completion).numpy()

@@ -6,7 +6,7 @@ import gc
 import pytest
 import torch
 from builders import lora_config, vllm_policy
-from engines.contract import LOGP_ATOL, WeightsContract, draw, step, tokens_of
+from engines.contract import LOGP_ATOL, WeightsContract, draw, other_weights, step, tokens_of, without
 from engines.copy_engine import CopyEngine
 
 import rlkit as rl
@@ -110,7 +110,7 @@ def test_a_completion_of_other_weights_is_refused(engine, monkeypatch):
         return [[c._replace(version=-1) for c in group] for group in generate(*args, **kwargs)]
 
     monkeypatch.setattr(engine, "generate", older)
-    with pytest.raises(EngineError, match="with the weights of version -1, the policy is at version 0"):
+    with pytest.raises(EngineError, match="with weights of version -1; the policy is at 0"):
         draw(engine)
 
 
@@ -133,15 +133,6 @@ def test_truncated_log_probabilities_are_replaced_and_the_metrics_say_so(tmp_pat
     assert run.metrics.iloc[0]["sampler_logp/recomputed"] == 1.0
     run.log(1, plain)
     assert run.metrics.iloc[1].isna()["sampler_logp/recomputed"]
-
-
-def without(*parts):
-    return lambda stream: [(name, tensor) for name, tensor in stream if not any(part in name for part in parts)]
-
-
-def other_weights(stream):
-    other = vllm_policy(seed=9).model.state_dict()
-    return [(name, other[name]) for name, _ in stream]
 
 
 @pytest.mark.parametrize(

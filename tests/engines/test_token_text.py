@@ -9,7 +9,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 from transformers import PreTrainedTokenizerFast
 
 import rlkit as rl
-from rlkit.engines.assembly import join
+from rlkit.engines.rollout_assembly import join
 from rlkit.engines.token_text import pieces_of
 
 

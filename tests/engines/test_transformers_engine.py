@@ -1,6 +1,7 @@
 import itertools
 import math
 
+import builders
 import pytest
 import torch
 from builders import (
@@ -29,7 +30,7 @@ from engines.sampling_helpers import (
 from tolerances import BFLOAT16, EXACT, FLOAT32
 
 import rlkit as rl
-from rlkit.engines import decode_loop
+from rlkit.engines import transformers_engine
 from rlkit.engines.transformers_engine import TransformersEngine
 from rlkit.prompts import make_batch
 
@@ -67,15 +68,8 @@ def several_ends():
     return rl.load_policy(model, tokenizer=character_tokenizer(), device="cpu", eos_ids=[11])
 
 
-def draw_some(policy, prompts=PROMPTS, *, seed=5, num_generations=4, max_completion_length=9, **settings):
-    return rl.sample(
-        policy,
-        prompts,
-        num_generations=num_generations,
-        max_completion_length=max_completion_length,
-        seed=seed,
-        **settings,
-    )
+def draw_some(policy, prompts=PROMPTS, **settings):
+    return builders.draw(policy, prompts, **({"seed": 5, "num_generations": 4, "max_completion_length": 9} | settings))
 
 
 # Every token, every ending and every log-probability, against the definition
@@ -196,7 +190,7 @@ def test_a_shorter_limit_cuts_the_same_completions(several_ends, whole):
 
 @pytest.mark.parametrize("threshold", [0, 0.5, 1])
 def test_compaction_changes_nothing(several_ends, whole, threshold, monkeypatch):
-    monkeypatch.setattr(decode_loop, "COMPACT_WHEN_FINISHED", threshold)
+    monkeypatch.setattr(transformers_engine, "COMPACT_WHEN_FINISHED", threshold)
     assert_same_groups(draw_some(several_ends, whole[0], num_generations=5), whole)
 
 
@@ -218,7 +212,7 @@ def test_max_rows_below_one_is_refused(policy):
 def test_one_prefill_per_prompt_and_finished_rows_leave(several_ends, monkeypatch):
     """Rows that the model really sees: P for the prompts, then those that are still unfinished."""
     draw_some(several_ends, ["1"])  # the probe of the cache is over
-    monkeypatch.setattr(decode_loop, "COMPACT_WHEN_FINISHED", 0)
+    monkeypatch.setattr(transformers_engine, "COMPACT_WHEN_FINISHED", 0)
     with forward_shapes(several_ends) as shapes:
         rollout = draw_some(several_ends, num_generations=5)
     assert shapes[0] == (len(PROMPTS), rollout.prompt_ids.shape[1])

@@ -27,11 +27,6 @@ def sometimes(completions, **kwargs):
     return [None if text[:1] in "abcdef" else float(len(text) % 2) for text in completions]
 
 
-@pytest.fixture(scope="module")
-def shared():
-    return tiny_policy().reference()
-
-
 # --- pass@k ---
 
 
@@ -54,9 +49,9 @@ def test_pass_at_k_is_unbiased_and_the_plug_in_is_not(p):
     assert abs(naive - (1 - (1 - p) ** k)) > 0.01
 
 
-def test_pass_at_k_of_an_evaluation(shared):
+def test_pass_at_k_of_an_evaluation(frozen_policy):
     evaluation = rl.evaluate(
-        shared, ROWS, [liked, sometimes], weights=[1, 0], num_generations=5, k=(1, 2, 5), max_completion_length=3
+        frozen_policy, ROWS, [liked, sometimes], weights=[1, 0], num_generations=5, k=(1, 2, 5), max_completion_length=3
     )
     by_hand = {k: [] for k in (1, 2, 5)}
     for place in range(len(ROWS)):
@@ -70,16 +65,20 @@ def test_pass_at_k_of_an_evaluation(shared):
     assert evaluation.metrics["pass@1"] == pytest.approx(evaluation.reward, abs=1e-6)
 
 
-def test_a_reward_at_the_threshold_has_not_passed(shared):
+def test_a_reward_at_the_threshold_has_not_passed(frozen_policy):
     evaluation = rl.evaluate(
-        shared, ROWS[:3], lambda completions: [1.0] * len(completions), success_threshold=1.0, max_completion_length=2
+        frozen_policy,
+        ROWS[:3],
+        lambda completions: [1.0] * len(completions),
+        success_threshold=1.0,
+        max_completion_length=2,
     )
     assert evaluation.metrics["pass@1"] == 0 and evaluation.per_prompt()["pass@1"].tolist() == [0, 0, 0]
 
 
-def test_completions_without_a_reward_are_no_failures(shared):
+def test_completions_without_a_reward_are_no_failures(frozen_policy):
     """A prompt with fewer than k scored completions says nothing about pass@k."""
-    evaluation = rl.evaluate(shared, ROWS, sometimes, num_generations=4, k=(1, 4), max_completion_length=3)
+    evaluation = rl.evaluate(frozen_policy, ROWS, sometimes, num_generations=4, k=(1, 4), max_completion_length=3)
     table = evaluation.per_prompt()
     assert (table["scored"] < 4).any() and (table["scored"] == 4).any(), "the example shows nothing"
     assert (table["pass@4"].isna() == (table["scored"] < 4)).all()
@@ -87,14 +86,14 @@ def test_completions_without_a_reward_are_no_failures(shared):
 
 
 @pytest.mark.parametrize(("generations", "expected"), [(1, {1}), (3, {1}), (4, {1, 4}), (8, {1, 4, 8})])
-def test_the_usual_ks_are_those_that_fit(shared, generations, expected):
-    evaluation = rl.evaluate(shared, ROWS[:2], liked, num_generations=generations, max_completion_length=2)
+def test_the_usual_ks_are_those_that_fit(frozen_policy, generations, expected):
+    evaluation = rl.evaluate(frozen_policy, ROWS[:2], liked, num_generations=generations, max_completion_length=2)
     assert {int(name[5:]) for name in evaluation.metrics if name.startswith("pass@")} == expected
 
 
-def test_a_k_that_needs_more_completions_is_left_out_and_that_is_said(shared, caplog):
+def test_a_k_that_needs_more_completions_is_left_out_and_that_is_said(frozen_policy, caplog):
     """One completion per prompt and the usual k: what can be estimated is, and only that."""
-    evaluation = rl.evaluate(shared, ROWS[:2], liked, num_generations=1, k=(1, 4, 8), max_completion_length=2)
+    evaluation = rl.evaluate(frozen_policy, ROWS[:2], liked, num_generations=1, k=(1, 4, 8), max_completion_length=2)
     assert [name for name in evaluation.metrics if name.startswith("pass@")] == ["pass@1"]
     assert evaluation.settings["k"] == (1,)
     assert "pass@4, pass@8 needs as many completions per prompt, and num_generations is 1; left out" in caplog.text
@@ -111,57 +110,74 @@ BAD = {
 
 
 @pytest.mark.parametrize(("options", "message"), BAD.values(), ids=BAD.keys())
-def test_settings_that_make_no_sense_are_named(shared, unchecked, options, message):
+def test_settings_that_make_no_sense_are_named(frozen_policy, unchecked, options, message):
     with pytest.raises(ValueError, match=f"evaluate: .*{message}"):
-        rl.evaluate(shared, ROWS, liked, **options)
+        rl.evaluate(frozen_policy, ROWS, liked, **options)
+
+
+def test_the_settings_of_rewards_are_keywords_or_one_object(frozen_policy):
+    """As for `score`; a name that neither knows is refused before anything is sampled."""
+    keywords = {"weights": [2.0, 0.5], "clip_range": (-1.0, 1.0), "on_error": "none"}
+    settings = rl.rewards.RewardSettings(**keywords)
+    options = {"num_generations": 2, "max_completion_length": 2}
+    one = rl.evaluate(frozen_policy, ROWS[:2], [liked, liked], reward_settings=settings, **options)
+    other = rl.evaluate(frozen_policy, ROWS[:2], [liked, liked], **keywords, **options)
+    assert torch.equal(one.scores.reward, other.scores.reward) and one.scores.weights.tolist() == [2.0, 0.5]
+    assert one.scores.metrics == other.scores.metrics and "rewards/liked/errors" in one.scores.metrics
+    with pytest.raises(
+        TypeError, match=r"evaluate: give \['memory'\] as keywords or in reward_settings=RewardSettings"
+    ):
+        rl.evaluate(frozen_policy, ROWS, liked, reward_settings=settings, memory=1)
+    with pytest.raises(TypeError, match=r"evaluate: unexpected keyword argument 'weigths'. Did you mean 'weights'\?"):
+        rl.evaluate(frozen_policy, ROWS, liked, weigths=[1.0])
 
 
 # --- batches ---
 
 
 @pytest.mark.parametrize("generations", [1, 3])
-def test_batches_change_nothing_but_the_memory(shared, generations):
+def test_batches_change_nothing_but_the_memory(frozen_policy, generations):
     """A partial last batch, one prompt at a time, all at once: the same completions, rewards and metrics."""
     options = {"num_generations": generations, "max_completion_length": 6, "temperature": 0.7, "seed": 3}
-    whole = rl.evaluate(shared, ROWS, liked, **options)
+    whole = rl.evaluate(frozen_policy, ROWS, liked, **options)
     for size in (1, 4, 9):
-        part = rl.evaluate(shared, ROWS, liked, batch_size=size, **options)
+        part = rl.evaluate(frozen_policy, ROWS, liked, batch_size=size, **options)
         assert part.rollout.completions == whole.rollout.completions
         assert part.rollout.group_id.tolist() == whole.rollout.group_id.tolist()
         assert_identical(dict(part.metrics), dict(whole.metrics))
 
 
-def test_every_row_is_measured_once_in_order(shared):
-    evaluation = rl.evaluate(shared, [*ROWS, ROWS[0]], liked, max_completion_length=2, batch_size=5)
+def test_every_row_is_measured_once_in_order(frozen_policy):
+    evaluation = rl.evaluate(frozen_policy, [*ROWS, ROWS[0]], liked, max_completion_length=2, batch_size=5)
     assert list(evaluation.rollout.prompts) == [row["prompt"] for row in [*ROWS, ROWS[0]]]
     table = evaluation.per_prompt()
     assert table.index.tolist() == list(range(12)) and table["likes"].tolist()[-1] == ROWS[0]["likes"]
     assert table["completions"].tolist() == [1] * 12
 
 
-def test_rows_of_a_list_may_have_different_columns(shared):
+def test_rows_of_a_list_may_have_different_columns(frozen_policy):
     rows = [{"prompt": "1", "a": 1}, {"prompt": "2"}, {"prompt": "3", "b": 2}]
-    evaluation = rl.evaluate(shared, rows, lambda completions: [1.0] * 3, max_completion_length=2, batch_size=1)
+    evaluation = rl.evaluate(frozen_policy, rows, lambda completions: [1.0] * 3, max_completion_length=2, batch_size=1)
     assert evaluation.rollout.columns == {"a": (1, None, None), "b": (None, None, 2)}
 
 
-def test_lengths_and_truncation_are_measured(shared):
-    evaluation = rl.evaluate(shared, ROWS, liked, num_generations=2, max_completion_length=4)
+def test_lengths_and_truncation_are_measured(frozen_policy):
+    evaluation = rl.evaluate(frozen_policy, ROWS, liked, num_generations=2, max_completion_length=4)
     table = evaluation.per_prompt()
     assert evaluation.metrics["completions/mean_length"] == pytest.approx(table["mean_length"].mean())
     assert evaluation.metrics["completions/clipped_ratio"] == pytest.approx(table["truncated"].mean())
     assert evaluation.metrics["completions/max_length"] == 4
 
 
-def test_greedy_needs_no_luck(shared):
-    runs = [rl.evaluate(shared, ROWS, liked, greedy=True, seed=seed, max_completion_length=4) for seed in (0, 1)]
+def test_greedy_needs_no_luck(frozen_policy):
+    runs = [rl.evaluate(frozen_policy, ROWS, liked, greedy=True, seed=seed, max_completion_length=4) for seed in (0, 1)]
     assert runs[0].rollout.completions == runs[1].rollout.completions
-    sampled = rl.evaluate(shared, ROWS, liked, max_completion_length=4)
+    sampled = rl.evaluate(frozen_policy, ROWS, liked, max_completion_length=4)
     assert sampled.rollout.completions != runs[0].rollout.completions
 
 
 def test_evaluation_prompts_need_no_value():
-    """B36: V* of other prompts is in the table; rewards of new ones are measured all the same."""
+    """V* of other prompts is in the table; rewards of new ones are measured all the same."""
     policy = tiny_policy()
     rl.estimate_vstar(policy, ROWS[:3], liked, max_completion_length=3, progress=False)
     assert math.isfinite(rl.evaluate(policy, ROWS[5:], liked, max_completion_length=3).reward)
@@ -203,12 +219,12 @@ def test_prompts_are_resampled_and_not_completions():
     assert alone[1] - alone[0] > 0.3
 
 
-def test_an_evaluation_shows_its_interval(shared):
-    evaluation = rl.evaluate(shared, ROWS, liked, num_generations=4, max_completion_length=3)
+def test_an_evaluation_shows_its_interval(frozen_policy):
+    evaluation = rl.evaluate(frozen_policy, ROWS, liked, num_generations=4, max_completion_length=3)
     low, high = evaluation.interval
     assert low <= evaluation.reward <= high and low < high
     assert f"[{low:.4f}, {high:.4f}], pass@1" in repr(evaluation)
-    none = rl.evaluate(shared, ROWS, lambda completions: [None] * len(completions), max_completion_length=2)
+    none = rl.evaluate(frozen_policy, ROWS, lambda completions: [None] * len(completions), max_completion_length=2)
     assert math.isnan(none.reward) and math.isnan(none.interval[0]) and math.isnan(none.metrics["pass@1"])
 
 
@@ -223,9 +239,9 @@ def with_rewards(evaluation, rewards):
     return dataclasses.replace(evaluation, scores=scores)
 
 
-def test_a_comparison_is_paired_prompt_by_prompt(shared):
+def test_a_comparison_is_paired_prompt_by_prompt(frozen_policy):
     """By hand: differences 1, 1, 0, 0, -1 and one prompt without a reward, which is left out."""
-    base = rl.evaluate(shared, ROWS[:6], liked, max_completion_length=2)
+    base = rl.evaluate(frozen_policy, ROWS[:6], liked, max_completion_length=2)
     nan = math.nan
     before, after = with_rewards(base, [0, 0, 1, 0, 1, nan]), with_rewards(base, [1, 1, 1, 0, 0, 1])
     found = after.compare(before)
@@ -238,28 +254,28 @@ def test_a_comparison_is_paired_prompt_by_prompt(shared):
     assert before.compare(after).difference == pytest.approx(-0.2)
 
 
-def test_what_the_prompts_share_cancels(shared):
+def test_what_the_prompts_share_cancels(frozen_policy):
     """Every prompt is better by the same 0.1, some are hard: the paired interval has no width at all."""
-    base = rl.evaluate(shared, ROWS, liked, max_completion_length=2)
+    base = rl.evaluate(frozen_policy, ROWS, liked, max_completion_length=2)
     hard = torch.linspace(0, 10, len(ROWS))
     found = with_rewards(base, (hard + 0.5).tolist()).compare(with_rewards(base, hard.tolist()))
     assert found.interval == pytest.approx((0.5, 0.5), abs=1e-6)
 
 
-def test_rows_are_paired_by_content_whatever_their_order(shared):
+def test_rows_are_paired_by_content_whatever_their_order(frozen_policy):
     doubled = [*ROWS, ROWS[3]]
-    before = rl.evaluate(shared, doubled, liked, greedy=True, max_completion_length=3)
-    after = rl.evaluate(shared, doubled[::-1], liked, greedy=True, max_completion_length=3)
+    before = rl.evaluate(frozen_policy, doubled, liked, greedy=True, max_completion_length=3)
+    after = rl.evaluate(frozen_policy, doubled[::-1], liked, greedy=True, max_completion_length=3)
     found = after.compare(before)
     assert found.metrics["equal"] == 12 and found.place.tolist() == list(range(12))
 
 
-def test_evaluations_of_different_rows_or_settings_are_told_apart(shared, caplog):
-    first = rl.evaluate(shared, ROWS[:4], liked, max_completion_length=2)
+def test_evaluations_of_different_rows_or_settings_are_told_apart(frozen_policy, caplog):
+    first = rl.evaluate(frozen_policy, ROWS[:4], liked, max_completion_length=2)
     with pytest.raises(ValueError, match="different rows: 1 only before, 2 only after, 3 in both"):
-        rl.evaluate(shared, ROWS[1:6], liked, max_completion_length=2).compare(first)
+        rl.evaluate(frozen_policy, ROWS[1:6], liked, max_completion_length=2).compare(first)
     with caplog.at_level(logging.WARNING, logger="rlkit"):
-        rl.evaluate(shared, ROWS[:4], liked, max_completion_length=3, temperature=0.5).compare(first)
+        rl.evaluate(frozen_policy, ROWS[:4], liked, max_completion_length=3, temperature=0.5).compare(first)
     assert "different settings: max_completion_length, temperature" in caplog.text
 
 
@@ -268,9 +284,11 @@ def test_evaluations_of_different_rows_or_settings_are_told_apart(shared, caplog
 
 @settings(max_examples=5)
 @given(st.integers(1, 4))
-def test_an_evaluation_comes_back_from_its_file(shared, tmp_path_factory, generations):
+def test_an_evaluation_comes_back_from_its_file(frozen_policy, tmp_path_factory, generations):
     path = tmp_path_factory.mktemp("run") / "evaluation.pt"
-    evaluation = rl.evaluate(shared, ROWS, [liked, sometimes], num_generations=generations, max_completion_length=3)
+    evaluation = rl.evaluate(
+        frozen_policy, ROWS, [liked, sometimes], num_generations=generations, max_completion_length=3
+    )
     evaluation.save(path)
     again = rl.Evaluation.load(path)
     assert_identical(dict(again.metrics), dict(evaluation.metrics))

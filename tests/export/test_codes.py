@@ -18,20 +18,20 @@ ANNOTATED = "class A:\n    x: int = 1\nprint(A.__annotations__['x'] is int)"
 ERRORS = [
     ("shell line", ["!pip install x"], ["E101 cell 1 line 1"]),
     ("line magic", ["x = 1\n%timeit x"], ["E101 cell 1 line 2"]),
-    ("assigned shell line, B72", ["v = !ls\nw = v"], ["E101 cell 1 line 1"]),
-    ("assigned magic, B72", ["t = %time 2+2"], ["E101 cell 1 line 1"]),
+    ("assigned shell line", ["v = !ls\nw = v"], ["E101 cell 1 line 1"]),
+    ("assigned magic", ["t = %time 2+2"], ["E101 cell 1 line 1"]),
     (
-        "continued line, B73",
+        "continued line",
         ["a = 1\n!torchrun \\\n  --nproc 2 x.py\nb = a\n!ls"],
         ["E101 cell 1 line 2", "E101 cell 1 line 5"],
     ),
     (
-        "only statement of a block, B74",
+        "only statement of a block",
         ["try:\n    import os\nexcept ImportError:\n    !pip install os"],
         ["E101 cell 1 line 4"],
     ),
-    ("cell magic, B75", ["%%bash\nls"], ["E101 cell 1 line 1"]),
-    ("cell magic that binds a name, B75", ["%%capture out\nx = 1", "x"], ["E101 cell 1 line 1"]),
+    ("cell magic", ["%%bash\nls"], ["E101 cell 1 line 1"]),
+    ("cell magic that binds a name", ["%%capture out\nx = 1", "x"], ["E101 cell 1 line 1"]),
     ("help", ["x = 1\nx?"], ["E101 cell 1 line 2"]),
     ("double help", ["len??"], ["E101 cell 1 line 1"]),
     ("input", ["name = input()"], ["E102 cell 1 line 1"]),
@@ -106,7 +106,7 @@ ERRORS = [
     ("annotations of a function postponed too late", ["def f() -> int:\n    pass", FUTURE], ["E110 cell 2 line 0"]),
     ("annotations postponed by setup", [ANNOTATED, cell(FUTURE, "setup")], ["E110 cell 2 line 0"]),
     ("annotations postponed in the notebook only", [cell(FUTURE, "notebook-only"), ANNOTATED], ["E110 cell 1 line 0"]),
-    ("the kernel's names, B84", ["1 + 1", "x = _ + 1", "y = Out[1]"], ["E109 cell 2 line 1", "E109 cell 3 line 1"]),
+    ("the kernel's names", ["1 + 1", "x = _ + 1", "y = Out[1]"], ["E109 cell 2 line 1", "E109 cell 3 line 1"]),
 ]
 
 WARNINGS = [

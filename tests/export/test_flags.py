@@ -123,7 +123,7 @@ def test_flags(text, arguments, expected):
     ],
 )
 def test_wrong_flags(text, arguments, reason, capsys):
-    """B81: a misspelt name, or a value of another type, ends the script before anything runs."""
+    """A misspelt name, or a value of another type, ends the script before anything runs."""
     assert reason in refused(capsys, text, *arguments)
 
 

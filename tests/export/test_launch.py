@@ -68,7 +68,7 @@ def test_the_environment_of_another_launcher_is_left_behind(monkeypatch):
 
 @pytest.mark.parametrize("cell", ["!pip install x", "files = !ls", "run?", "%%bash\nls"])
 def test_a_cell_that_is_not_python_is_named(cell, tmp_path):
-    """B71-B75: never commented out silently; nothing is started."""
+    """Never commented out silently; nothing is started."""
     write_notebook(tmp_path / "n.ipynb", ["x = 1", cell])
     with pytest.raises(rl.ExportError, match=r"n\.ipynb cell 3 line 1: E101 .* is notebook syntax"):
         rl.launch(tmp_path / "n.ipynb")

@@ -26,7 +26,7 @@ FEW_ROWS = {  # 500 held-out prompts and the whole train set are not the point h
 
 
 def test_a_spawned_worker_sees_a_changed_flag_and_a_failure_leaves_its_traceback(tmp_path):
-    """B78, B80: the worker imports the script again; no cell runs there."""
+    """The worker imports the script again; no cell runs there."""
     text = exported(
         tmp_path,
         "import multiprocessing, pathlib, os",
@@ -133,7 +133,7 @@ def test_two_processes_agree(plain_descent, strategy):
     folder, script, flags = plain_descent
     done = python(script, *flags, "--out", strategy, "--strategy", strategy, cwd=folder, torchrun=2)
     assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.count("step 0 |") == 1, done.stdout  # B87: one copy of every line
+    assert done.stdout.count("step 0 |") == 1, done.stdout  # one copy of every line
     one, two = metrics(folder / "sgd"), metrics(folder / strategy)
     assert [line.keys() for line in one] == [line.keys() for line in two]
     assert abs(one[-1]["kl"]) > 1e3 * MEAN_TOLERANCE  # the policy has moved

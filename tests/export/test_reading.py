@@ -211,3 +211,19 @@ def test_a_files_name_may_be_no_text(tmp_path):
     path = write(tmp_path, "x = 1")
     odd = path.rename(path.with_name("n\udcff.ipynb"))
     assert "n\ufffd.ipynb" in export_text(odd).text.encode().decode()
+
+
+@pytest.mark.parametrize(
+    "last",
+    [
+        cell("a = " + "+".join(["1"] * 900), "parameters"),
+        f"with open({'+'.join(['x'] * 2000)}):\n    pass",
+        f"if {'+'.join(['x'] * 2000)} == 0:\n    pass",
+        "if x == 0:\n    pass\n" + "\n".join(f"elif x == {i}:\n    y = {i}" for i in range(900)),
+        f"def f(a=x):\n    return {'+'.join(['a'] * 2000)}\nf()",
+    ],
+    ids=["parameter", "with", "if", "elif", "function"],
+)
+def test_what_python_compiles_is_not_too_deep(last, tmp_path):
+    """The statements are deeper than the recursion limit of 1,000."""
+    assert problems(tmp_path, "x = 1", last) == []

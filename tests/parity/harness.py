@@ -121,7 +121,7 @@ def decode(tokens: Sequence[int]) -> str:
 
 
 def make_models(folder: Path, model: Any = None) -> tuple[Callable[[], Any], Path]:
-    """A function that makes the policy's model, anew each time, and the folder of the reference, which differs."""
+    """A function that makes a new model for the policy at each call, and the folder of the reference, which differs."""
     torch.manual_seed(0)
     (llama(seed=0) if model is None else model).save_pretrained(folder)
 

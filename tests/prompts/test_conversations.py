@@ -3,7 +3,7 @@
 import logging
 
 import pytest
-from builders import BOS, CHAT_TEMPLATE, CONTEXT, EOS, VOCABULARY, character_tokenizer, tiny_policy
+from builders import BOS, CHAT_TEMPLATE, CONTEXT, EOS, VOCABULARY, character_tokenizer, ids_of, tiny_policy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -17,10 +17,6 @@ STRICT = (
     "a:{{ m['content'] }}{{ eos_token }}{% endif %}{% endfor %}{% if add_generation_prompt %}a:"
     "{% if think is defined and think %}+{% endif %}{% endif %}"
 )
-
-
-def ids_of(text):
-    return [VOCABULARY[character] for character in text]
 
 
 def user(text, **more):
@@ -52,7 +48,7 @@ CONVERSATIONS = {
 
 @pytest.mark.parametrize(("messages", "text"), CONVERSATIONS.values(), ids=CONVERSATIONS.keys())
 def test_conversations_become_what_the_template_says_with_one_bos(strict, messages, text):
-    """B53, B95: written out by hand; the engine is given the same ids that are scored."""
+    """Written out by hand; the engine is given the same ids that are scored."""
     expected = [BOS]
     for number, piece in enumerate(text.split("<eos>")):
         expected += [EOS] * (number > 0) + ids_of(piece)
@@ -129,7 +125,7 @@ def test_settings_that_rlkit_decides_are_refused(strict):
 
 
 def test_truncate_left_keeps_the_generation_prompt_and_the_bos(strict, caplog):
-    """B55: by hand: limit 8 = BOS, the last 5 characters of 'u:123456789 ', and 'a:'."""
+    """By hand: limit 8 = BOS, the last 5 characters of 'u:123456789 ', and 'a:'."""
     rows = [{"prompt": [user("123456789")], "answer": 1}, {"prompt": [user("1")], "answer": 2}]
     with caplog.at_level(logging.WARNING, logger="rlkit"):
         loader = rl.PromptLoader(

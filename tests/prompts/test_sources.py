@@ -11,11 +11,6 @@ from rlkit.prompts import content_id
 ROWS = [{"prompt": f"{row}+1=", "answer": row + 1, "note": None if row % 2 else "odd"} for row in range(10)]
 
 
-@pytest.fixture(scope="module")
-def shared():
-    return tiny_policy().reference()
-
-
 def texts(batch):
     return [row["prompt"] for row in batch.rows]
 
@@ -71,13 +66,13 @@ FORMS = [as_list, as_dataset, as_frame, as_json, as_jsonl, as_parquet, as_csv, a
 
 
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__)
-def test_every_form_gives_the_same_rows_with_the_same_ids(form, shared, tmp_path, monkeypatch):
-    """B35: a row is known by its content, whatever it came in."""
+def test_every_form_gives_the_same_rows_with_the_same_ids(form, frozen_policy, tmp_path, monkeypatch):
+    """A row is known by its content, whatever it came in."""
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
     folder = tmp_path / "data"
     folder.mkdir()
-    want = rl.PromptLoader(ROWS, shared, batch_size=10, seed=4).next_batch()
-    got = rl.PromptLoader(form(folder), shared, batch_size=10, seed=4).next_batch()
+    want = rl.PromptLoader(ROWS, frozen_policy, batch_size=10, seed=4).next_batch()
+    got = rl.PromptLoader(form(folder), frozen_policy, batch_size=10, seed=4).next_batch()
     assert got.rows == want.rows and got.token_ids == want.token_ids
     assert got.row_id.tolist() == want.row_id.tolist()
 
@@ -185,41 +180,41 @@ def test_the_same_rows_have_the_same_v_star_whatever_the_source(tmp_path):
     assert len(values.keep_solvable(table())) == len(values.keep_solvable(NESTED)) == 4
 
 
-def test_numbers_that_a_table_widens_keep_their_ids(shared):
+def test_numbers_that_a_table_widens_keep_their_ids(frozen_policy):
     """A column of 1 and 2.5 is one of 1.0 and 2.5 in a table."""
     import datasets
 
     rows = [{"prompt": "1", "answer": 1, "more": [1, 0.5]}, {"prompt": "2", "answer": 2.5, "more": []}]
     batches = [
-        rl.PromptLoader(source, shared, batch_size=2, shuffle=False).next_batch()
+        rl.PromptLoader(source, frozen_policy, batch_size=2, shuffle=False).next_batch()
         for source in (rows, datasets.Dataset.from_list(rows))
     ]
     assert batches[0].row_id.tolist() == batches[1].row_id.tolist()
     assert content_id({"answer": 1}) != content_id({"answer": "1"}) != content_id({"answer": True})
 
 
-def test_a_transform_of_the_dataset_stays(shared):
+def test_a_transform_of_the_dataset_stays(frozen_policy):
     """`with_transform` is not a form of the rows: it makes them."""
     import datasets
 
     made = datasets.Dataset.from_list([{"n": 1}]).with_transform(lambda rows: {"prompt": [f"{n}+" for n in rows["n"]]})
-    assert texts(rl.PromptLoader(made, shared, batch_size=1).next_batch()) == ["1+"]
+    assert texts(rl.PromptLoader(made, frozen_policy, batch_size=1).next_batch()) == ["1+"]
 
 
-def test_what_pandas_has_no_form_for_is_none(shared):
+def test_what_pandas_has_no_form_for_is_none(frozen_policy):
     """NaN is how it writes a missing number, alone or in a list of one; the row keeps its id."""
     import pandas as pd
 
     row = {"prompt": "1", "answer": None, "more": [1.5, None, 2.0]}
     frame = pd.DataFrame([{**row, "answer": float("nan"), "more": [1.5, float("nan"), 2.0]}])
-    batch = rl.PromptLoader(frame, shared, batch_size=1).next_batch()
+    batch = rl.PromptLoader(frame, frozen_policy, batch_size=1).next_batch()
     assert batch.rows == (row,) and batch.row_id.tolist() == [content_id(row)]
 
 
-def test_rows_that_lack_a_column_have_none(shared):
+def test_rows_that_lack_a_column_have_none(frozen_policy):
     """In every batch: a reward function that takes the column can be called on rows without it."""
     rows = [{"prompt": "1"}, {"prompt": "2", "answer": 2}]
-    loader = rl.PromptLoader(rows, shared, batch_size=1, shuffle=False)
+    loader = rl.PromptLoader(rows, frozen_policy, batch_size=1, shuffle=False)
     assert [loader.next_batch().rows[0] for _ in rows] == [{"prompt": "1", "answer": None}, rows[1]]
     assert rows[0] == {"prompt": "1"}
 
@@ -247,7 +242,7 @@ BAD = {
 
 
 @pytest.mark.parametrize(("name", "kind", "message"), BAD.values(), ids=BAD.keys())
-def test_a_path_that_cannot_be_read_says_why(name, kind, message, shared, tmp_path, monkeypatch):
+def test_a_path_that_cannot_be_read_says_why(name, kind, message, frozen_policy, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "rows.txt").write_text("1+1=")
     (tmp_path / "broken.jsonl").write_text('{"prompt": "1')
@@ -256,7 +251,7 @@ def test_a_path_that_cannot_be_read_says_why(name, kind, message, shared, tmp_pa
         for file in files:
             (tmp_path / folder / file).write_text(json.dumps(ROWS))
     with pytest.raises(kind, match=message):
-        rl.PromptLoader(name, shared, batch_size=2)
+        rl.PromptLoader(name, frozen_policy, batch_size=2)
 
 
 # --- streams ---
@@ -276,9 +271,9 @@ kinds = pytest.mark.parametrize("kind", ["function", "IterableDataset"])
 
 
 @kinds
-def test_a_stream_is_served_epoch_after_epoch(kind, shared):
-    """B30: each row once an epoch, a smaller last batch, group ids that go on."""
-    loader = rl.PromptLoader(stream_of(kind), shared, batch_size=4, shuffle=False)
+def test_a_stream_is_served_epoch_after_epoch(kind, frozen_policy):
+    """Each row once an epoch, a smaller last batch, group ids that go on."""
+    loader = rl.PromptLoader(stream_of(kind), frozen_policy, batch_size=4, shuffle=False)
     batches = [loader.next_batch() for _ in range(6)]
     assert [len(batch) for batch in batches] == [4, 4, 2] * 2
     assert [t for batch in batches for t in texts(batch)] == [row["prompt"] for row in ROWS] * 2
@@ -288,17 +283,17 @@ def test_a_stream_is_served_epoch_after_epoch(kind, shared):
 
 @kinds
 @pytest.mark.parametrize("size", [2, 3, 5, 10])
-def test_the_epoch_ends_with_the_last_row_and_not_later(kind, size, shared):
-    loader = rl.PromptLoader(stream_of(kind), shared, batch_size=size, shuffle=False)
+def test_the_epoch_ends_with_the_last_row_and_not_later(kind, size, frozen_policy):
+    loader = rl.PromptLoader(stream_of(kind), frozen_policy, batch_size=size, shuffle=False)
     for _ in range(-(-10 // size)):
         assert loader.epoch == 0
         loader.next_batch()
     assert loader.epoch == 1
 
 
-def test_a_shuffled_stream_has_another_order_each_epoch_and_the_same_with_the_same_seed(shared):
+def test_a_shuffled_stream_has_another_order_each_epoch_and_the_same_with_the_same_seed(frozen_policy):
     def order(seed):
-        loader = rl.PromptLoader(stream_of("IterableDataset"), shared, batch_size=10, seed=seed)
+        loader = rl.PromptLoader(stream_of("IterableDataset"), frozen_policy, batch_size=10, seed=seed)
         return [tuple(texts(loader.next_batch())) for _ in range(3)]
 
     first = order(1)
@@ -318,15 +313,15 @@ def streamed_file(tmp_path_factory):
 
 @pytest.mark.parametrize("kind", ["function", "shuffled", "skipping", "file"])
 @pytest.mark.parametrize("done", [0, 1, 2, 3, 5])
-def test_a_stream_goes_on_from_a_saved_position(kind, done, shared, streamed_file):
-    """B30: by skipping what was read, through JSON."""
+def test_a_stream_goes_on_from_a_saved_position(kind, done, frozen_policy, streamed_file):
+    """By skipping what was read, through JSON."""
 
     def fresh():
         options = {"max_prompt_length": 4, "on_long": "skip"} if kind == "skipping" else {}
         long = [{"prompt": "1" * (2 + row % 4)} for row in range(12)]
         known = {"shuffled": stream_of("IterableDataset"), "file": streamed_file}
         stream = {"function": numbered, "skipping": lambda: iter(long), **known}[kind]
-        return rl.PromptLoader(stream, shared, batch_size=4, seed=3, shuffle=kind in known, **options)
+        return rl.PromptLoader(stream, frozen_policy, batch_size=4, seed=3, shuffle=kind in known, **options)
 
     loader = fresh()
     for _ in range(done):
@@ -340,9 +335,9 @@ def test_a_stream_goes_on_from_a_saved_position(kind, done, shared, streamed_fil
         assert got.row_id.tolist() == want.row_id.tolist() and got.group_id.tolist() == want.group_id.tolist()
 
 
-def test_a_loop_that_is_left_goes_on_with_the_same_rows_of_a_stream(shared, tmp_path):
+def test_a_loop_that_is_left_goes_on_with_the_same_rows_of_a_stream(frozen_policy, tmp_path):
     """run.steps puts the position back when a step was not finished; the stream is then read again up to it."""
-    loader = rl.PromptLoader(numbered, shared, batch_size=4, shuffle=False)
+    loader = rl.PromptLoader(numbered, frozen_policy, batch_size=4, shuffle=False)
     run = rl.Run(tmp_path / "run")
     for step, batch in run.steps(loader, 3, progress=False):
         seen = texts(batch)
@@ -353,50 +348,48 @@ def test_a_loop_that_is_left_goes_on_with_the_same_rows_of_a_stream(shared, tmp_
         break
 
 
-def test_streams_say_what_they_cannot_do(shared):
-    loader = rl.PromptLoader(numbered, shared, batch_size=4, shuffle=False)
+def test_streams_say_what_they_cannot_do(frozen_policy):
+    loader = rl.PromptLoader(numbered, frozen_policy, batch_size=4, shuffle=False)
     with pytest.raises(TypeError, match=r"a stream has no length; run\.steps"):
         len(loader)
     assert "a stream of prompts" in repr(loader)
     with pytest.raises(ValueError, match="a function's rows come in its own order; pass shuffle=False"):
-        rl.PromptLoader(numbered, shared, batch_size=4)
+        rl.PromptLoader(numbered, frozen_policy, batch_size=4)
     with pytest.raises(ValueError, match="the stream is empty"):
-        rl.PromptLoader(lambda: iter(()), shared, batch_size=4, shuffle=False)
+        rl.PromptLoader(lambda: iter(()), frozen_policy, batch_size=4, shuffle=False)
     with pytest.raises(TypeError, match="must return an iterator of rows, got NoneType"):
-        rl.PromptLoader(lambda: None, shared, batch_size=4, shuffle=False)
+        rl.PromptLoader(lambda: None, frozen_policy, batch_size=4, shuffle=False)
     with pytest.raises(TypeError, match="expected rows that are dicts, got str"):
-        rl.PromptLoader(lambda: iter(["1"]), shared, batch_size=4, shuffle=False)
+        rl.PromptLoader(lambda: iter(["1"]), frozen_policy, batch_size=4, shuffle=False)
     with pytest.raises(TypeError, match="can be read only once"):
-        rl.PromptLoader(numbered(), shared, batch_size=4)
+        rl.PromptLoader(numbered(), frozen_policy, batch_size=4)
     with pytest.raises(TypeError, match=r"evaluate: .*Take the rows you need first"):
-        rl.evaluate(shared, stream_of("IterableDataset"), lambda completions: [0.0] * len(completions))
+        rl.evaluate(frozen_policy, stream_of("IterableDataset"), lambda completions: [0.0] * len(completions))
 
 
-def test_a_stream_without_a_batch_ends_with_an_error_and_not_never(shared):
-    """B41's kind: no endless search."""
+def test_a_stream_without_a_batch_ends_with_an_error_and_not_never(frozen_policy):
     long = [{"prompt": "1" * 9}] * 3
     loader = rl.PromptLoader(
-        lambda: iter(long), shared, batch_size=2, shuffle=False, max_prompt_length=8, on_long="skip"
+        lambda: iter(long), frozen_policy, batch_size=2, shuffle=False, max_prompt_length=8, on_long="skip"
     )
     with pytest.raises(ValueError, match="the stream has no batch to serve"):
         loader.next_batch()
-    loader = rl.PromptLoader(lambda: iter(ROWS[:3]), shared, batch_size=4, shuffle=False, drop_last=True)
+    loader = rl.PromptLoader(lambda: iter(ROWS[:3]), frozen_policy, batch_size=4, shuffle=False, drop_last=True)
     with pytest.raises(ValueError, match="the stream has no batch to serve"):
         loader.next_batch()
 
 
-def test_long_prompts_of_a_stream_are_named_by_their_row(shared):
-    """B55."""
+def test_long_prompts_of_a_stream_are_named_by_their_row(frozen_policy):
     loader = rl.PromptLoader(
-        lambda: iter([*ROWS, {"prompt": "1" * 9}]), shared, batch_size=4, shuffle=False, max_prompt_length=8
+        lambda: iter([*ROWS, {"prompt": "1" * 9}]), frozen_policy, batch_size=4, shuffle=False, max_prompt_length=8
     )
     loader.next_batch(), loader.next_batch()
     with pytest.raises(ValueError, match=r"1 prompt\(s\) are longer than 8 tokens: row 10 \(9 tokens\)"):
         loader.next_batch()
 
 
-def test_drop_last_of_a_stream_serves_whole_batches(shared):
-    loader = rl.PromptLoader(numbered, shared, batch_size=4, shuffle=False, drop_last=True)
+def test_drop_last_of_a_stream_serves_whole_batches(frozen_policy):
+    loader = rl.PromptLoader(numbered, frozen_policy, batch_size=4, shuffle=False, drop_last=True)
     assert [texts(loader.next_batch())[0] for _ in range(5)] == ["0+1=", "4+1=", "0+1=", "4+1=", "0+1="]
 
 

@@ -1,6 +1,7 @@
 """Async rewards: together, on one loop that outlives the step, wherever `score` is called from."""
 
 import asyncio
+import re
 import subprocess
 import sys
 import threading
@@ -11,6 +12,7 @@ from builders import make_rollout
 from waiting import LONG, interrupt_when, main_thread_is_in, until
 
 import rlkit as rl
+from rlkit.reward_calls import callers, concurrency
 from rlkit.reward_calls import event_loop as loops
 
 ROLLOUT = make_rollout((3, 1, 2, 3), completions=("3", "4", "3", ""))
@@ -22,7 +24,7 @@ async def ones(completions):
 
 
 def test_all_of_them_are_on_their_way_at_once():
-    """B25: each ends only when all have begun, a plain function among them; in turn the first would wait for ever."""
+    """Each ends only when all have begun, a plain function among them; in turn the first would wait for ever."""
     begun = set()
 
     def waiting(name):
@@ -57,7 +59,7 @@ def test_results_stand_in_the_order_of_the_functions():
 
 
 def test_a_client_that_belongs_to_a_loop_serves_every_step():
-    """B25: what a step has made, a lock or a session, the next step can use: from here, a thread and a running loop."""
+    """What a step has made, a lock or a session, the next step can use: from here, a thread and a running loop."""
     seen = []
 
     async def reward(completions):
@@ -147,7 +149,7 @@ def test_an_interrupt_cancels_them_and_leaves_the_loop_usable(sigint_guard):
 
 
 def test_wrong_returns_of_async_functions_are_named():
-    """B03, B25: an async function that forgets to return, or returns one number."""
+    """An async function that forgets to return, or returns one number."""
 
     async def forgot(completions):
         await asyncio.sleep(0)
@@ -162,7 +164,7 @@ def test_wrong_returns_of_async_functions_are_named():
 
 
 def test_a_timeout_loses_the_completion_that_hangs_and_no_other():
-    """B89 for async: also where the function does not let itself be cancelled at once."""
+    """Also where the function does not let itself be cancelled at once."""
 
     async def judge(completions):
         async def ask(text):
@@ -203,68 +205,73 @@ def blocking(release, how_long=60):
 @pytest.fixture
 def release(monkeypatch):
     monkeypatch.setattr(loops, "PATIENCE_SECONDS", 0.3)
+    monkeypatch.setattr(callers, "_told", set())
     event = threading.Event()
     yield event
     event.set()
 
 
-def test_a_function_that_blocks_the_loop_is_left_behind(caplog, release):
-    """time.sleep in an async function stops the loop; with a timeout the step still ends, and the next works."""
-    scores = rl.score(ROLLOUT, blocking(release), timeout=0.2)
-    assert bool(scores.reward.isnan().all()) and scores.metrics == {"rewards/blocking/timeouts": 1.0}
-    assert "async reward function 'blocking' blocks the event loop" in caplog.text
+def test_a_function_that_blocks_the_loop_runs_out_of_time_and_the_loop_is_abandoned(caplog, release):
+    """The step ends, what was done stays, a warning names the line, and the next step has another loop."""
+    before = loops.shared_loop()
+    functions = [ones, blocking(release)]
+    scores = in_time(lambda: rl.score(ROLLOUT, functions, timeout={"blocking": 0.2}))
+    assert scores.parts.isnan().tolist() == [[False, True]] * 4
+    assert scores.metrics == {"rewards/blocking/timeouts": 1.0}
+    assert re.search(r"is blocked in one \(.*test_async.py:\d+\)", caplog.text)
     assert rl.score(ROLLOUT, ones).reward.tolist() == [1.0] * 4
+    assert loops.shared_loop() is not before
+
+
+def test_a_sibling_without_a_timeout_fails_with_the_line_that_blocks(release):
+    """Its answer stays on the abandoned loop; to wait for it would be to wait for ever."""
+
+    async def judge(completions):
+        await asyncio.sleep(3600)
+
+    functions = [judge, blocking(release)]
+    with pytest.raises(RuntimeError, match=r"'judge' failed with BlockedLoop: the event loop .* is blocked in "):
+        rl.score(ROLLOUT, functions, timeout={"blocking": 0.2})
+    scores = in_time(lambda: rl.score(ROLLOUT, functions, timeout={"blocking": 0.2}, on_error="none"))
+    assert bool(scores.parts.isnan().all()) and scores.extra["failures/judge"][0].startswith("BlockedLoop")
+
+
+def test_a_loop_that_an_earlier_call_blocks_is_left(caplog, release):
+    """A task that a function has left behind blocks it between two steps."""
+
+    async def leaves_a_task(completions):
+        async def later():
+            release.wait(60)
+
+        asyncio.get_running_loop().call_later(0.05, lambda: asyncio.ensure_future(later()))
+        return [1.0] * len(completions)
+
+    assert rl.score(ROLLOUT, leaves_a_task).reward.tolist() == [1.0] * 4
+    until(lambda: not loops.shared_loop().answers() or "does not answer" in caplog.text, "the block")
+    assert in_time(lambda: rl.score(ROLLOUT, ones)).reward.tolist() == [1.0] * 4
     assert "does not answer" in caplog.text
 
 
-def test_a_function_that_blocks_the_loop_for_ever_hurts_only_itself(caplog, release):
-    """Its siblings get their rewards: those that were done, and those that are asked again on another loop."""
-    asked = []
+def test_loops_that_stay_blocked_do_not_add_up(release, monkeypatch):
+    """After as many of them as threads that hang, the run is told to stop."""
+    monkeypatch.setattr(concurrency, "MOST_HUNG", 2)
+    monkeypatch.setattr(concurrency, "_abandoned", [])
+    with pytest.raises(RuntimeError, match=r"2 calls of async reward functions block their event loops and still run"):
+        for _ in range(3):
+            rl.score(ROLLOUT, blocking(release), timeout=0.05)
+
+
+def test_while_a_function_blocks_the_clocks_of_the_others_stand(monkeypatch, release):
+    """It blocks for longer than their timeout: they lose nothing."""
+    monkeypatch.setattr(loops, "PATIENCE_SECONDS", LONG)
 
     async def judge(completions):
-        asked.append(asyncio.get_running_loop())
-        await asyncio.sleep(0.2)
-        return [2.0] * len(completions)
-
-    reward = blocking(release)
-    scores = in_time(lambda: rl.score(ROLLOUT, [ones, judge, reward], timeout={"blocking": 0.3, "judge": 60.0}))
-    assert scores.parts[:, :2].tolist() == [[1.0, 2.0]] * 4 and bool(scores.parts[:, 2].isnan().all())
-    assert "'blocking' blocks the event loop" in caplog.text and "'judge' again, on another loop" in caplog.text
-    assert len(asked) == 2 and asked[0] is not asked[1]
-    # The next step does not know of it: no second question, the loop is the one that took the place.
-    scores = in_time(lambda: rl.score(ROLLOUT, [ones, judge, reward], timeout={"blocking": 0.3}))
-    assert scores.parts[:, :2].tolist() == [[1.0, 2.0]] * 4 and len(asked) == 3 and asked[2] is asked[1]
-
-
-def test_while_a_function_blocks_the_clocks_of_the_others_stand(release):
-    """It blocks for longer than their timeout: they lose nothing, and are not asked again."""
-    asked = []
-
-    async def judge(completions):
-        asked.append("judge")
         await asyncio.sleep(0.05)  # the loop is blocked when this is over
         await asyncio.sleep(0.05)
         return [2.0] * len(completions)
 
     scores = in_time(lambda: rl.score(ROLLOUT, [judge, blocking(release, how_long=3.0)], timeout={"judge": 2.0}))
-    assert scores.parts.tolist() == [[2.0, 1.0]] * 4 and asked == ["judge"]
-
-
-def test_a_function_that_has_blocked_has_a_loop_of_its_own(release):
-    """From the second step on; it is waited for no longer than its timeout, and blocks nobody."""
-    where = []
-
-    async def blocking(completions):
-        where.append(asyncio.get_running_loop())
-        release.wait(0.0 if len(where) > 1 else 60.0)
-        return [1.0] * len(completions)
-
-    assert bool(rl.score(ROLLOUT, blocking, timeout=0.3).reward.isnan().all())
-    release.set()
-    shared = loops.shared_loop().loop
-    assert rl.score(ROLLOUT, blocking, timeout=30.0).reward.tolist() == [1.0] * 4
-    assert rl.score(ROLLOUT, blocking).reward.tolist() == [1.0] * 4
-    assert where[1] is where[2] is not shared
+    assert scores.parts.tolist() == [[2.0, 1.0]] * 4
 
 
 def test_a_function_that_blocks_in_pieces_is_stopped_too(release):
@@ -307,7 +314,7 @@ async def left():
         print("tidied", flush=True)
 loop = shared_loop()
 loop.submit(left())
-loop.wait(loop.submit(asyncio.sleep(0)))
+loop.submit(asyncio.sleep(0)).result()
 """
     done = subprocess.run(
         [sys.executable, "-X", "dev", "-W", "error::ResourceWarning", "-c", code],

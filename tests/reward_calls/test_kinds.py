@@ -129,7 +129,7 @@ KINDS = {
 @pytest.mark.parametrize("form", ROLLOUTS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_on_every_format(kind, form):
-    """B25, B34, B95: the oracle is the length of each text."""
+    """The oracle is the length of each text."""
     scores = rl.score(ROLLOUTS[form], KINDS[kind])
     torch.testing.assert_close(scores.reward, torch.tensor(WANT), **EXACT)
 
@@ -157,13 +157,13 @@ def test_a_built_in_that_needs_something_else_says_what_it_was_offered():
 
 
 def test_what_a_partial_has_bound_is_not_overwritten_by_a_column():
-    """B98: a column of the same name as a bound argument."""
+    """A column of the same name as a bound argument."""
     rollout = make_rollout((1, 1), columns={"scale": (100.0, 100.0)}, completions=("a", "bb"))
     assert rl.score(rollout, functools.partial(scaled, scale=2.0)).reward.tolist() == [2.0, 4.0]
 
 
 def test_group_ids_are_the_rollouts():
-    """B26: a function can see its whole group: rank within the group."""
+    """A function can see its whole group: rank within the group."""
 
     def rank_in_group(completions, group_ids):
         lengths = [len(c) for c in completions]
@@ -179,7 +179,7 @@ def test_group_ids_are_the_rollouts():
 
 
 def test_constant_rewards_are_exact_zero_spread_and_none_is_skipped():
-    """B02: mean and std of a function skip None; by hand, mean of 1 and 3 is 2 and their std is sqrt(2)."""
+    """Mean and std of a function skip None; by hand, mean of 1 and 3 is 2 and their std is sqrt(2)."""
     scores = rl.score(PLAIN, lambda completions: [1.0, None, 3.0, None])
     metrics = rl.metrics.score_metrics(scores)
     assert metrics["rewards/lambda/mean"] == 2.0 and metrics["rewards/lambda/std"] == pytest.approx(2**0.5)

@@ -37,13 +37,18 @@ MIB = 2**20
 @pytest.fixture(autouse=True)
 def nothing_left():
     """No process outlives the workers that are kept, and those end when they are told to."""
-    worker.close_workers()  # of other tests: their error stream is one that was captured then
+    close_workers()  # of other tests: their error stream is one that was captured then
     before = {child.pid for child in psutil.Process().children(recursive=True)}
     yield
     kept = worker.worker_pids()
-    worker.close_workers()
+    close_workers()
     until(lambda: not [child for child in children() if child.pid not in before], "the end of what was killed")
     assert not any(psutil.pid_exists(pid) for pid in kept)
+
+
+def close_workers():
+    while worker._idle:
+        worker._idle.pop().close()
 
 
 def children():
@@ -127,7 +132,7 @@ def lengths_after(act):
 
 @pytest.mark.parametrize("act", HANGS, ids=lambda act: act.__name__)
 def test_a_completion_that_hangs_costs_little_and_loses_nobody(act, caplog, started):
-    """B89: the siblings keep their rewards; each process that is started has cost one timeout at most."""
+    """The siblings keep their rewards; each process that is started has cost one timeout at most."""
     reward = lengths_after(act)
     scores = rl.score(ROLLOUT, reward, timeout=TIMEOUT)
     torch.testing.assert_close(scores.reward, torch.tensor(LENGTHS), equal_nan=True)
@@ -140,7 +145,7 @@ def test_a_completion_that_hangs_costs_little_and_loses_nobody(act, caplog, star
 
 
 def test_the_next_call_works_and_processes_do_not_add_up():
-    """B89: five steps with a completion that hangs leave one process."""
+    """Five steps with a completion that hangs leave one process."""
     reward = lengths_after(endless)
     for _ in range(3):
         scores = rl.score(ROLLOUT, reward, timeout=TIMEOUT, on_timeout=-5.0)
@@ -157,7 +162,7 @@ def test_many_that_hang_are_bounded_all_together(started):
 
 
 def test_a_function_that_compares_is_tried_again_group_by_group():
-    """B26: a group is never split, so the rank within it stays right; the group with the hanging completion is lost."""
+    """A group is never split, so the rank within it stays right; the group with the hanging completion is lost."""
 
     def longest(completions, group_ids):
         while "bad" in completions:
@@ -316,7 +321,7 @@ def test_values_that_are_no_rewards_are_errors_of_their_row():
 
 
 def test_a_wrong_count_is_never_tolerated():
-    """B03: that is a fault of the function, not of a completion."""
+    """That is a fault of the function, not of a completion."""
     with pytest.raises(ValueError, match=r"must return 6 rewards.*got 1"):
         rl.score(ROLLOUT, lambda completions: [1.0], on_error="none", timeout=60.0)
     with pytest.raises(TypeError, match=r"must return 6 rewards.*got generator"):
@@ -358,7 +363,7 @@ def test_what_cannot_be_pickled_runs_in_a_thread_and_says_so_once(caplog, monkey
 
 
 def test_threads_that_never_end_do_not_add_up(monkeypatch):
-    """B89: after eight of them the run is told to stop."""
+    """After eight of them the run is told to stop."""
     unsendable = (0 for _ in iter(int, 1))
     release = threading.Event()
 
@@ -527,7 +532,7 @@ def test_any_text_reaches_the_process_and_comes_back():
 
 @pytest.mark.slow
 def test_trls_accuracy_has_one_value_everywhere():
-    """B88: math-verify's own timeouts need the main thread; a worker's function runs in its main thread."""
+    """Math-verify's own timeouts need the main thread; a worker's function runs in its main thread."""
     from trl.rewards import accuracy_reward
 
     answers = (r"\boxed{\frac{1}{2}}", r"It is \boxed{63}.", "no answer", r"\boxed{0.5}")

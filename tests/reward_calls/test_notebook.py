@@ -33,7 +33,7 @@ def hangs(completions):
 
 @pytest.mark.slow
 def test_rewards_of_a_notebook(tmp_path):
-    """B25, B89: async twice in a row beside the running loop; a hanging function is killed; the stop button works."""
+    """Async twice in a row beside the running loop; a hanging function is killed; the stop button works."""
     from jupyter_client.manager import start_new_kernel
 
     manager, client = start_new_kernel(kernel_name="python3", startup_timeout=LONG)

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from builders import CHARACTERS, CHAT_TEMPLATE, EOS, PAD, VOCABULARY, character_tokenizer, llama, make_rollout
+from builders import CHARACTERS, CHAT_TEMPLATE, EOS, PAD, VOCABULARY, character_tokenizer, ids_of, llama, make_rollout
 from tolerances import FLOAT32
 from transformers import (
     BertConfig,
@@ -52,10 +52,6 @@ def by_hand(model, ids):
     return float(model.score.weight[0] @ hidden)
 
 
-def ids_of(text):
-    return [VOCABULARY[c] for c in text]
-
-
 @pytest.fixture
 def folder(tmp_path):
     path = tmp_path / "judge-v1"
@@ -67,7 +63,7 @@ def folder(tmp_path):
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
 @pytest.mark.parametrize("batch_size", [1, 2, 16])
 def test_plain_text_is_prompt_and_completion_batched_as_alone(kind, batch_size):
-    """B96: padding on the right changes nothing; the oracle runs each text by itself through the backbone."""
+    """Padding on the right changes nothing; the oracle runs each text by itself through the backbone."""
     model = classifier(kind=kind)
     reward = RewardModel(model, character_tokenizer(), batch_size=batch_size)
     want = [by_hand(model, ids_of(p + c)) for p, c in zip(PROMPTS, COMPLETIONS, strict=True)]
@@ -86,7 +82,7 @@ def test_a_conversation_is_written_by_the_models_own_template():
 
 
 def test_a_prefilled_answer_is_one_message():
-    """B95: a prompt that ends with the assistant's first words."""
+    """A prompt that ends with the assistant's first words."""
     model = classifier()
     reward = RewardModel(model, character_tokenizer(chat_template=CHAT_TEMPLATE))
     rollout = make_rollout(
@@ -100,7 +96,7 @@ def test_a_prefilled_answer_is_one_message():
 
 
 def test_by_folder_with_its_own_tokenizer_beside_a_function(folder):
-    """B32: a model and a function that abstains; the name is the last part of the path."""
+    """A model and a function that abstains; the name is the last part of the path."""
     scores = rl.score(PLAIN, [str(folder), lambda completions: [None] * 4])
     assert scores.names == ("judge-v1", "lambda")
     model = classifier()
@@ -137,7 +133,7 @@ def test_two_models_of_one_name_are_told_apart(folder):
 @pytest.mark.parametrize("config_pad", [None, PAD, EOS])
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
 def test_a_tokenizer_without_a_pad_token(kind, config_pad):
-    """B96: the tokenizer and the config are as they were afterwards, and no embedding is added."""
+    """The tokenizer and the config are as they were afterwards, and no embedding is added."""
     tokenizer = character_tokenizer(pad_token=None)
     model = classifier(kind=kind, pad=config_pad)
     embeddings = model.get_input_embeddings().weight.shape
@@ -182,7 +178,7 @@ def test_a_batch_is_read_as_each_text_alone(pad_token, config_pad, side):
 
 
 def test_a_config_that_disagrees_with_the_tokenizer():
-    """B96: the head would read the padding of short rows as text."""
+    """The head would read the padding of short rows as text."""
     model = classifier(pad=EOS)
     reward = RewardModel(model, character_tokenizer())
     want = [by_hand(model, ids_of(p + c)) for p, c in zip(PROMPTS, COMPLETIONS, strict=True)]

@@ -15,8 +15,9 @@ from builders import make_rollout
 from waiting import LONG
 
 import rlkit as rl
+from rlkit.reward_calls.child import Child
 from rlkit.rewards import Accuracy, accuracy, check_gold
-from rlkit.rewards.math_process import MathProcess, math_process
+from rlkit.rewards.math_accuracy import MathProcess, math_process
 
 pytestmark = pytest.mark.integration
 
@@ -74,7 +75,7 @@ def test_the_last_complete_box_of_the_last_answer_counts():
 
 
 def test_every_thread_gets_the_same():
-    """B88: main thread, pool, event loop, a thread of its own."""
+    """Main thread, pool, event loop, a thread of its own."""
     completions, solution = columns(CASES[:6])
     main = accuracy(completions, solution=solution)
     assert 1.0 in main and 0.0 in main
@@ -93,7 +94,7 @@ def test_every_thread_gets_the_same():
 
 
 def test_gold_comes_first():
-    """B91: verify(gold, answer) is not symmetric; math-verify itself says what the two orders give."""
+    """verify(gold, answer) is not symmetric; math-verify itself says what the two orders give."""
     from math_verify import parse, verify
 
     pairs = [("x=5", "5"), ("5", "x=5"), ("(1,2)", "1<x<2"), ("1<x<2", "(1,2)"), (r"\{1\}", "1")]
@@ -105,7 +106,7 @@ def test_gold_comes_first():
 
 
 def test_bad_right_answers_abstain_and_are_counted(caplog):
-    """B90: None, never 1; '6' is read; how many there are is said up front."""
+    """None, never 1; '6' is read; how many there are is said up front."""
     golds = ["", None, "6", "no latex", r"\frac{63}{400}", 6]
     assert accuracy([r"\boxed{6}"] * 6, answer=golds) == [None, None, 1, None, 0, 1]
     rows = [{"prompt": "?", "answer": gold} for gold in golds]
@@ -144,22 +145,22 @@ HANGS = [r"\boxed{9^{9^{9^{9}}}+1}", r"\boxed{(10^{10})! + 1}"]
 @pytest.mark.slow
 @pytest.mark.parametrize("on_timeout", [None, 0.0])
 def test_no_expression_hangs_a_run(on_timeout, caplog):
-    """B89: bounded, the chosen value for it, right values around it, no process left over."""
+    """Bounded, the chosen value for it, right values around it, no process left over."""
     hanging = Accuracy(timeout=4.0, on_timeout=on_timeout)
     accuracy([r"\boxed{1}"], answer=["1"])  # started
-    (judge,) = psutil.Process(math_process.pid).children()
+    (judge,) = psutil.Process(math_process.child.pid).children()
     golds = [r"$9^{9^{9^{9}}}+2$", r"$(10^{10})! + 2$"]
     got = hanging([r"\boxed{1}", *HANGS, r"\boxed{1}"], answer=["1", *golds, "1"])  # it comes back: each is bounded
     assert got[0] == got[3] == 1.0 and all(value in (on_timeout, 0.0) for value in got[1:3])
     assert on_timeout in got[1:3] and "math-verify failed on" in caplog.text
     accuracy([r"\boxed{1}"], answer=["1"])
-    (other,) = psutil.Process(math_process.pid).children()
+    (other,) = psutil.Process(math_process.child.pid).children()
     assert other != judge and not judge.is_running()  # another one took its place, and it is gone
 
 
 @pytest.mark.slow
 def test_a_call_of_many_that_hang_costs_a_few_timeouts_not_one_for_each(caplog):
-    """B89 for a whole step: a policy that has found such an expression writes it everywhere."""
+    """A policy that has found such an expression writes it everywhere."""
     hanging = Accuracy(timeout=0.8, on_timeout=0.0)
     accuracy([r"\boxed{1}"], answer=["1"])  # started
     hang, gold = HANGS[0], "$9^{9^{9^{9}}}+2$"
@@ -195,7 +196,7 @@ def test_a_slow_one_gets_more_than_the_quick_round(monkeypatch):
 
 def test_the_process_is_there_again_after_it_died():
     accuracy([r"\boxed{1}"], answer=["1"])
-    os.kill(math_process.pid, 9)
+    os.kill(math_process.child.pid, 9)
     assert accuracy([r"\boxed{1}", r"\boxed{1}"], answer=["1", "1"])[1] == 1.0
 
 
@@ -203,12 +204,11 @@ def test_a_worker_ends_itself_if_nobody_is_left_to_end_it():
     """The kernel's timer: it needs neither us nor the interpreter of the worker."""
     process = MathProcess()
     assert process.ask("1", r"\boxed{1}", LONG)["correct"]
-    worker = process._process
+    worker = process.child._process
     (child,) = psutil.Process(worker.pid).children()
     for gold in ("1", "$9^{9^{9^{9}}}+2$"):
         bounds = {"seconds": 0.2, "processor_seconds": 60.0}
         worker.stdin.write((json.dumps({"gold": gold, "answer": HANGS[0]} | bounds) + "\n").encode())
-    worker.stdin.flush()
     worker.stdin.close()
     assert worker.wait(timeout=LONG) == 0
     assert not child.is_running()
@@ -228,19 +228,20 @@ def test_strange_text_is_judged_too():
     assert accuracy(texts, answer=["1"] * len(texts)) == [0, 0, 0, 0, 1, 1]
 
 
-def test_an_interrupted_question_does_not_shift_the_answers():
+def test_an_interrupted_question_does_not_shift_the_answers(monkeypatch):
     """The stop button comes while math-verify thinks: its late answer must not be taken for the next question's."""
     process = MathProcess()
     try:
         assert process.ask("1", r"\boxed{1}", LONG)["correct"]
-        line, process._line = process._line, interrupted
+        monkeypatch.setattr(Child, "_exchange", interrupted)
         with pytest.raises(KeyboardInterrupt):
             process.ask("2", r"\boxed{2}", LONG)
-        process._line = line
+        monkeypatch.undo()
         assert [process.ask(gold, r"\boxed{3}", LONG)["correct"] for gold in ("4", "3", "5")] == [False, True, False]
     finally:
         process.close()
 
 
-def interrupted(seconds):
+def interrupted(self, message, *others):
+    self._process.stdin.write(message)
     raise KeyboardInterrupt

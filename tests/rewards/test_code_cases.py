@@ -99,6 +99,12 @@ FORMS = {
     "a program that reads bytes": ({"tests": STDIN}, "import sys\nsys.stdout.buffer.write(b'%d' % (2 * int(sys.stdin.buffer.read())))", "import sys; sys.exit()"),
     "a program in a thread": ({"tests": STDIN}, f"import threading\nthreading.stack_size(1 << 26)\nthreading.Thread(target=lambda: {READS}).start()", READS_WRONG),
     "a program that exits": ({"tests": STDIN}, f"{READS}\nexit()", f"{READS}\nexit(1)"),
+    "an inequality": ({"tests": "assert solve(2) != 0"}, RIGHT, WRONG),
+    "a weak assert among others": ({"tests": ["assert callable(solve)", "random = 1", ASSERT]}, RIGHT, WRONG),
+    "true or equal": ({"tests": "assert not solve(1) - 2 and (not solve(0) or solve(2) == 4)"}, RIGHT, WRONG),
+    "not None": ({"tests": ["assert solve(2) is not None", "assert solve(2) == 4"]}, RIGHT, WRONG),
+    "a result of its own": ({"tests": ["result = solve(2)", "assert result == 4"]}, RIGHT, WRONG),
+    "tests in the main module": ({"tests": f"def test_a():\n    {ASSERT}\nif __name__ == '__main__':\n    test_a()"}, RIGHT, WRONG),
     "decimals": ({"tests": {"inputs": ["3"], "outputs": ["0.3333333333"]}}, "print(1 / int(input()))", "print(0.3334)"),
 }  # fmt: skip
 
@@ -154,6 +160,11 @@ NOTHING = {
     "a failure that is suppressed": "import contextlib\nwith contextlib.suppress(AssertionError):\n    assert solve(2) == 4",
     "a failure that a return replaces": "def f():\n    try:\n        assert solve(2) == 4\n    finally:\n        return\nf()",
     "the main module's": "if __name__ == '__main__':\n    assert solve(2) == 4",
+    "a comparison of an attribute": "solve(2).x == 4",
+    "a return": "def test_a():\n    return solve(2) == 4",
+    "a count": "wrong = 0\nif solve(2) != 4:\n    wrong += 1\nprint(wrong)",
+    "a warning": "import warnings\nif solve(2) != 4:\n    warnings.warn('wrong')",
+    "a list of comparisons": "[solve(x) == 2 * x for x in range(3)]",
     "doctest": ">>> solve(2)\n4",
     "no Python": "solve(2) should be 4",
     "a mapping": {"solve": 4},
@@ -166,12 +177,19 @@ NOTHING = {
 
 
 @pytest.mark.parametrize("name", NOTHING)
-def test_tests_that_check_nothing_are_an_error_before_anything_runs(name, monkeypatch):
-    monkeypatch.setattr(PythonTests, "_run", None)
+def test_tests_that_check_nothing_are_an_error_before_any_code_runs(name, monkeypatch):
+    monkeypatch.setattr(PythonTests, "_reward", None)
     with pytest.raises(ValueError, match=r"^PythonTests: row 1, column 'tests': (?s:.*)Expected|entry_point|as many"):
         python_tests([WRONG] * 2, tests=[ASSERT, NOTHING[name]])
     with pytest.raises(ValueError, match="PythonTests: row 1, column 'tests'"):
         python_tests.check([{"tests": ASSERT}, {"tests": NOTHING[name]}])
+
+
+def test_what_can_fail_is_no_error():
+    tests = ["assert solve(2) is not None", "assert abs(solve(2) - 4) < 1e-6", "assert len(solve(2)) <= 5"]
+    assert python_tests(["pass"] * 3, tests=tests) == [0.0] * 3
+    forever = "while solve(2): pass\nassert False"
+    assert PythonTests(timeout=1)(["def solve(x): return 0"], tests=[forever]) == [0.0]
 
 
 def test_a_test_that_reaches_no_check_has_not_passed(caplog):

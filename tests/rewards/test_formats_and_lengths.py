@@ -30,7 +30,7 @@ def test_trls_values_where_the_opening_tag_is_required():
 
 
 def test_the_tag_may_be_in_the_prompt():
-    """B94: a chat template ends the prompt with <think>, so that no completion has it."""
+    """A chat template ends the prompt with <think>, so that no completion has it."""
     assert think_format(["a</think> 4", "<think>a</think> 4", "4", "a</think>"]) == [1, 1, 0, 0]
     required = ThinkFormat(opening="required")
     assert required(["a</think> 4"]) == [0]

@@ -180,7 +180,7 @@ message = st.fixed_dictionaries({"role": st.sampled_from(["user", "assistant", "
 
 @given(st.lists(message, min_size=1, max_size=3))
 def test_any_conversation_reaches_the_function_whole_and_as_its_own(messages):
-    """B95, B46: contents that are None or lists of parts; what the function does to them reaches nobody."""
+    """Contents that are None or lists of parts; what the function does to them reaches nobody."""
     rollout = make_rollout((1,), prompts=[messages], completions=[messages])
     seen = []
 

@@ -4,7 +4,7 @@ import logging
 import math
 
 import pytest
-from builders import CHAT_TEMPLATE, character_tokenizer, tiny_policy
+from builders import CHAT_TEMPLATE, character_tokenizer, length, never, tiny_policy
 
 import rlkit as rl
 
@@ -13,14 +13,6 @@ ROWS = [{"prompt": f"{row}+{row}=", "answer": str(2 * row)} for row in range(10,
 
 def contains(completions, answer, **kwargs):
     return [float(right in text) for text, right in zip(completions, answer, strict=True)]
-
-
-def length(completion_ids):
-    return [float(len(ids)) for ids in completion_ids]
-
-
-def never(completions):
-    return [None] * len(completions)
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from rlkit.rewards.code_tests import code_of, own_namespaces
 
 pytestmark = pytest.mark.integration
 
-RAN = "assert globals()"  # the code came to its end
+RAN = "assert type(globals()) is dict"  # the code came to its end; without code the names are of another type
 ADD = ["assert add(1, 2) == 3", "assert add(-1, 1) == 0"]
 
 
@@ -187,7 +187,7 @@ def test_a_forged_report_does_not_end_the_run():
         "job = frame.f_locals['job']\n"
     )
     texts = (b"", b"[", b"7", b"[true, true]", b"{}")
-    forged = [find + f"os.write(3, job['token'].encode() + {text!r}); os._exit(0)" for text in texts]
+    forged = [find + f"os.write(3, job['token'].encode() + {text!r} + b'\\n'); os._exit(0)" for text in texts]
     assert python_tests(forged, tests=[RAN] * len(forged)) == [0.0] * len(forged)
 
 

@@ -17,7 +17,7 @@ from waiting import LONG, until
 
 from rlkit.rewards import PythonTests, code_tests, sandbox
 
-RAN = "assert globals()"  # the code came to its end
+RAN = "assert type(globals()) is dict"  # the code came to its end; without code the names are of another type
 
 needs_sandbox = pytest.mark.skipif(
     not sys.platform.startswith("linux")
@@ -379,4 +379,4 @@ def test_it_holds_for_a_user_without_privileges_too(tmp_path):
         done = subprocess.run(
             command, input=code_tests.json.dumps(job).encode(), stdout=subprocess.PIPE, cwd=work, check=False
         )
-    assert done.stdout == b"started []\nT[true]"
+    assert done.stdout == b"started []\nT[true]\n"

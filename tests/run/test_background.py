@@ -1,4 +1,4 @@
-"""Loops in a background thread: torch's state, errors, the end of Python; and the same in a real kernel (B62, B64)."""
+"""Loops in a background thread: torch's state, errors, the end of Python; and the same in a real kernel."""
 
 import contextlib
 import json
@@ -386,7 +386,7 @@ def test_a_kernel_that_is_shut_down_stops_the_loop_in_order(kernel, tmp_path):
 
 @pytest.mark.slow
 def test_prints_of_the_loop_reach_the_cell_that_started_it(kernel, tmp_path):
-    """B62: with the context of the cell."""
+    """With the context of the cell."""
     cells = CELLS.format(folder=str(tmp_path / "run")).replace("run.log(", "print('step', step); run.log(")
     code = cells + "\nrun.start(loop)\nrun.wait()"
 

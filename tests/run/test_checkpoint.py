@@ -184,5 +184,5 @@ def test_half_a_checkpoint_is_named(tmp_path, tracked):
     unlock(run.path)
     again = rl.Run(tmp_path / "run")
     again.track(*tracked)
-    with pytest.raises(FileNotFoundError, match=r"no whole checkpoint \(run\.json is missing\)"):
+    with pytest.raises(FileNotFoundError, match=r"not a whole checkpoint \(run\.json is missing\)"):
         again.resume()

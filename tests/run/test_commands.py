@@ -313,7 +313,7 @@ def test_a_command_to_a_process_that_died_is_refused(run):
     dead.wait()
     state = state_of(run) | {"pid": dead.pid, "status": "running"}
     (run.path / "state.json").write_text(json.dumps(state))
-    with pytest.raises(RuntimeError, match=f"its process {dead.pid} has ended without a word"):
+    with pytest.raises(RuntimeError, match=f"its process {dead.pid} no longer runs"):
         send(run.path, "pause")
 
 
@@ -449,7 +449,7 @@ def test_a_phase_counts_on_its_own_thread_and_also_when_it_fails():
 
 
 def test_the_controls_cost_no_more_than_a_step_writes_anyway(run):
-    """Looking for commands is a stat: cheaper than the write of state.json that each step does."""
+    """Looking for commands is an open and a short read: cheaper than the write of state.json that each step does."""
     inbox = Inbox(run.path)
     list(steps(run, 1))
     send_nothing = min(_seconds(inbox.take) for _ in range(5))

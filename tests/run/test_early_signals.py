@@ -15,6 +15,7 @@ import os, signal, sys, time
 import rlkit as rl
 from rlkit import script
 from rlkit.run import signals
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a test run in the background ignores it
 script.start(__file__, notebook="n.ipynb", sha256="0")
 run = rl.Run(sys.argv[1])
 signals.SECOND_SECONDS = {apart}

@@ -4,19 +4,11 @@ import math
 
 import pytest
 import torch
-from builders import tiny_policy
+from builders import length, never, tiny_policy
 
 import rlkit as rl
 
 ROWS = [{"prompt": f"{n}+1=", "answer": str(n + 1)} for n in range(3)]
-
-
-def length(completion_ids):
-    return [float(len(ids)) for ids in completion_ids]
-
-
-def never(completions):
-    return [None] * len(completions)
 
 
 @pytest.fixture(scope="module")

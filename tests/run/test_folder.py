@@ -93,24 +93,10 @@ def test_while_one_takes_over_a_dead_lock_another_waits(tmp_path, monkeypatch):
     assert [path.name for path in tmp_path.iterdir()] == ["lock"]
 
 
-def test_a_lock_is_whole_from_its_first_moment(tmp_path, monkeypatch):
-    """An empty one would be taken for torn, and its owner for dead, if writing it took long."""
-    link, seen = os.link, []
-
-    def look(source, target):
-        seen.append(((tmp_path / "lock").exists(), json.loads(source.read_text())["pid"]))
-        link(source, target)
-
-    monkeypatch.setattr(os, "link", look)
-    lock(tmp_path)
-    assert seen == [(False, os.getpid())] and json.loads((tmp_path / "lock").read_text())["pid"] == os.getpid()
-
-
-def test_a_file_system_without_links_and_locks_has_locks_all_the_same(tmp_path, monkeypatch):
+def test_a_file_system_without_flock_has_locks_all_the_same(tmp_path, monkeypatch):
     def refused(*arguments):
         raise OSError(errno.EPERM, "Operation not permitted")
 
-    monkeypatch.setattr(os, "link", refused)
     monkeypatch.setattr(fcntl, "flock", refused)
     lock(tmp_path)
     lock(tmp_path)

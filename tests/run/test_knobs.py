@@ -73,7 +73,7 @@ def test_a_change_is_checked_as_the_declaration_is(run):
     assert (knobs.beta, knobs.count) == (0.5, 2)
 
 
-def test_declaring_again_sets_the_number_anew(run):
+def test_declaring_again_sets_the_number_again(run):
     """The cell is run again: what it says holds."""
     first = run.knobs(beta=0.1)
     first.beta = 0.7
@@ -221,7 +221,7 @@ def test_a_checkpoint_without_numbers_is_resumed(run, policy):
 
 
 def train(run, policy, optimizer, steps, *, send_at=(), beta=0.1, every=2):
-    """A loop that saves every so many steps; `send_at`: {step: {name: value}} that come in the middle of them."""
+    """A loop that saves every few steps; `send_at`: {step: {name: value}} that come in the middle of them."""
     run.track(policy, optimizer)
     knobs = run.knobs(beta=beta, learning_rate=optimizer)
     run.resume()

@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 CUTS = 200
 REPEATS = 15
 LONG, SHORT = 100_000, 1_000
-MUCH_LONGER = 10.0  # of refreshes; parsing the whole file anew would be a factor of LONG / SHORT = 100
+MUCH_LONGER = 10.0  # of refreshes; parsing the whole file again would be a factor of LONG / SHORT = 100
 
 
 @pytest.fixture
@@ -75,7 +75,7 @@ def test_the_run_itself_reads_the_same(run):
 
 
 def test_metrics_that_come_and_go_are_gaps(run):
-    """B70, B02: a metric that comes at step 50, one that stops, values that are null; nothing raises."""
+    """A metric that comes at step 50, one that stops, values that are null; nothing raises."""
     run.log(0, a=1, b=float("nan"))
     reader = rl.Run.open(run.path)
     assert reader.names == ["a", "b"]
@@ -201,7 +201,7 @@ def test_a_state_that_was_read_in_the_middle_of_a_write_is_read_again(run):
 
 
 @pytest.mark.parametrize("longer", [False, True])
-def test_a_resumed_run_that_cut_its_lines_is_read_anew(run, longer):
+def test_a_resumed_run_that_cut_its_lines_is_read_again(run, longer):
     """The file is replaced by one that is shorter, or has grown beyond the old size by the time one looks."""
     for step in range(6):
         run.log(step, a=step)
@@ -365,7 +365,7 @@ def refresh_seconds(reader, file, first):
 
 @pytest.mark.slow
 def test_a_long_run_opens_in_proportion_and_refreshes_at_a_flat_cost(tmp_path):
-    """B60: 100,000 steps against 1,000, in one process, as ratios."""
+    """100,000 steps against 1,000, in one process, as ratios."""
     seconds, refreshes = {}, {}
     for steps in (SHORT, LONG):
         folder = tmp_path / str(steps)

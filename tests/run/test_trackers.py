@@ -33,7 +33,8 @@ run = rl.Run("run", config={"lr": 0.1}, report_to=("trackio", "wandb"), log_comp
 for stop in (2, 3):  # the loop goes on: the same run of the tracker does too
     for step, _ in run.steps(range(10), stop, progress=False):
         rollout = make_rollout(completions=["<b>", "$x$", "\\x00", "d"])
-        run.log(step, rollout, make_scores([1, 0, 1, None]), torch.ones(4), gap=float("nan"), mine=step / 2)
+        scores = make_scores([1, 0, 1, None], rollout.group_id.tolist())
+        run.log(step, rollout, scores, torch.ones(4), gap=float("nan"), mine=step / 2)
     time.sleep(1.1)  # wandb names its folders by the second
 print("ASKED", json.dumps(asked))
 """
@@ -162,7 +163,6 @@ def test_a_sink_that_fails_warns_once_and_the_training_goes_on(tmp_path, monkeyp
 
 
 def test_only_the_main_process_reports(tmp_path, monkeypatch):
-    """B87."""
     monkeypatch.setattr(Broken, "opened", 0)
     monkeypatch.setitem(trackers.KINDS, "wandb", Broken)
     run = rl.Run(tmp_path / "run", report_to="wandb")

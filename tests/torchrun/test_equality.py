@@ -139,7 +139,7 @@ def test_a_reference_that_was_not_prepared_is_evaluated_as_well(alone, together)
 
 
 def test_export_of_the_whole_model(together):
-    """Issue 3, point 3: save_pretrained from any strategy; every process calls it, one writes."""
+    """save_pretrained from any strategy; every process calls it, one writes."""
     expected = together.check("export-tied")[0]["parameters"]
     policy = rl.load_policy(together.folder / "export-tied", device="cpu")
     assert policy.model.get_input_embeddings().weight is policy.model.lm_head.weight

@@ -133,7 +133,7 @@ def test_kill_in_the_middle_of_a_save(life):
 
 
 def test_kill_while_a_checkpoint_is_written_again(lives):
-    """A run that is done, saved once more: at no time is there no whole checkpoint."""
+    """A run that is done, saved once more: at no time is there not a whole checkpoint."""
     life = lives["single"]
     assert (life.folder / "rewritten" / "was_killed").exists()
     (found,), (whole,) = life.second.check("rewritten-resumed"), life.first.check("whole")

@@ -83,7 +83,7 @@ def start(folder: Path, kind: str, name: str):
 
 
 def resume(folder: Path) -> None:
-    """4 steps, against 2 steps, a checkpoint, and 2 steps of everything made anew."""
+    """4 steps, against 2 steps, a checkpoint, and 2 steps with everything made again."""
     for kind in ("tied", "lora"):
         whole = start(folder, kind, f"{kind}-whole")
         rows, lines = loop(*whole, 4)

@@ -5,8 +5,7 @@ import math
 import random
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
+import run_folders
 
 HOSTILE = (
     "<script>document.title = 'owned'</script><img src=x onerror=\"document.title='owned'\">",
@@ -86,35 +85,34 @@ def write_rollout(folder: Path, step: int, *, rows: int = 8, characters: int = 4
     def noise(scale):
         return [[draw.gauss(-abs(scale), scale) for _ in row] for row in pieces]
 
-    table = pa.table(
+    sampler, logp, reference, entropy = noise(1.0), noise(1.0), noise(1.0), noise(0.5)
+    table = [
         {
-            "step": [step] * rows,
-            "row": list(range(rows)),
-            "group_id": [row // 4 for row in range(rows)],
-            "row_id": [step * 2 + row // 4 for row in range(rows)],
-            "prompt": [f"{step}+{row // 4}=" for row in range(rows)],
-            "completion": texts,
-            "truncated": [row % 5 == 4 for row in range(rows)],
-            "length": [len(row) for row in pieces],
-            "prompt_length": [4] * rows,
-            "prompt_token_ids": pa.array([[1, 2, 3, 4]] * rows, pa.list_(pa.int32())),
-            "token_ids": pa.array([[5] * len(row) for row in pieces], pa.list_(pa.int32())),
-            "tokens": pieces,
-            "sampler_logp": pa.array(noise(1.0), pa.list_(pa.float32())),
-            "logp": pa.array(noise(1.0), pa.list_(pa.float32())),
-            "ref_logp": pa.array(noise(1.0), pa.list_(pa.float32())),
-            "entropy": pa.array([[abs(x) for x in row] for row in noise(0.5)], pa.list_(pa.float32())),
-            "loss_mask": [[True] * len(row) for row in pieces],
-            "reward": rewards,
-            "rewards/exact": rewards,
-            "advantage": [reward - 0.5 for reward in rewards],
-            "kl": [draw.gauss(0.1, 0.1) for _ in texts],
-            "ratio": [1.0] * rows,
-            "clipped": [0] * rows,
-            "epsilon": [0.2] * rows,
+            "step": step,
+            "row": row,
+            "group_id": row // 4,
+            "row_id": step * 2 + row // 4,
+            "prompt": f"{step}+{row // 4}=",
+            "completion": text,
+            "truncated": row % 5 == 4,
+            "length": len(pieces[row]),
+            "prompt_length": 4,
+            "prompt_token_ids": [1, 2, 3, 4],
+            "token_ids": [5] * len(pieces[row]),
+            "tokens": pieces[row],
+            "sampler_logp": sampler[row],
+            "logp": logp[row],
+            "ref_logp": reference[row],
+            "entropy": [abs(x) for x in entropy[row]],
+            "loss_mask": [True] * len(pieces[row]),
+            "reward": rewards[row],
+            "rewards/exact": rewards[row],
+            "advantage": rewards[row] - 0.5,
+            "kl": draw.gauss(0.1, 0.1),
+            "ratio": 1.0,
+            "clipped": 0,
+            "epsilon": 0.2,
         }
-    )
-    (folder / "rollouts").mkdir(parents=True, exist_ok=True)
-    file = folder / "rollouts" / f"step-{step:08d}.parquet"
-    pq.write_table(table, file.with_suffix(".partial"))
-    return file.with_suffix(".partial").rename(file)
+        for row, text in enumerate(texts)
+    ]
+    return run_folders.write_rollout(folder, step, table)

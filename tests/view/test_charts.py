@@ -210,7 +210,7 @@ def cost_of_an_update(folder, steps):
 
 @pytest.mark.slow
 def test_an_update_costs_at_step_100_000_what_it_costs_at_step_1000(tmp_path):
-    """Issue 5, B60: flat cost and flat bytes."""
+    """The cost and the bytes of an update do not grow with the run."""
     short, few = cost_of_an_update(tmp_path / "short", 1_000)
     long, many = cost_of_an_update(tmp_path / "long", 100_000)
     assert many < 1.6 * few, (few, many)

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from run_folders import HOSTILE, PROMPTS, hostile_rows, rows, write_metrics, write_rollout, write_run, write_state
 
 import rlkit as rl
+from rlkit.record import printable
 from rlkit.run.reader import RunReader
 from rlkit.view import completions, panel_data
-from rlkit.view.json_values import clean, number, plain, short
+from rlkit.view.json_values import number, plain, short
 from rlkit.view.panel_data import answer
 from rlkit.view.table_query import OPERATORS
 
@@ -223,12 +224,12 @@ def test_hostile_texts_come_through_unchanged_as_json_strings(folder):
 
 @given(st.text(alphabet=st.characters(), max_size=60))
 def test_any_text_survives_json_and_utf8(text):
-    assert clean(text).encode("utf-8").decode("utf-8") == clean(text)
-    assert clean(text) == "".join("\ufffd" if 0xD800 <= ord(one) < 0xE000 else one for one in text)
+    assert printable(text).encode("utf-8").decode("utf-8") == printable(text)
+    assert printable(text) == "".join("\ufffd" if 0xD800 <= ord(one) < 0xE000 else one for one in text)
     cut = short(text, 7)
     assert through_json(cut) == cut
     if len(text) > 7:
-        assert cut["length"] == len(text) and clean(text[:7]) == cut["text"]
+        assert cut["length"] == len(text) and printable(text[:7]) == cut["text"]
 
 
 @given(

@@ -1,4 +1,4 @@
-"""The figure in a notebook: it opens whole, a page that is loaded later gets the figure of now, no update is lost."""
+"""The figure in a notebook: it opens complete, a page loaded later gets the current figure, and no update is lost."""
 
 import threading
 

@@ -10,6 +10,7 @@ import pytest
 from comm.base_comm import BaseComm
 from run_folders import add_step, hostile_rows, write_rollout, write_run, write_state
 
+from rlkit.run import commands
 from rlkit.run.reader import RunReader
 from rlkit.view.export_button import export_notebook
 from rlkit.view.panel import Panel
@@ -99,7 +100,7 @@ def test_a_refresh_sends_only_news_and_little_of_it(reader):
     assert len(json.dumps(news)) < MOST
 
 
-def test_commands_only_go_to_the_folder_of_the_run(tmp_path):
+def test_commands_only_go_to_the_folder_of_the_run(tmp_path, monkeypatch):
     readers = [RunReader(write_run(tmp_path / name, steps=1)) for name in ("a", "b")]
     told = []
 
@@ -109,7 +110,8 @@ def test_commands_only_go_to_the_folder_of_the_run(tmp_path):
         told.append((path, command, name, value, by))
         return len(told)
 
-    panel = Panel(readers, send=send)
+    monkeypatch.setattr(commands, "send", send)
+    panel = Panel(readers)
     assert ask(panel, kind="command", run=1, command="pause") == {"kind": "command", "command": "pause", "number": 1}
     assert ask(panel, kind="command", run=0, command="set", name="beta", value=0.1)["number"] == 2
     assert told == [

@@ -152,7 +152,7 @@ def test_a_click_on_a_heading_sorts_and_says_so(bench, reader):
         assert head.get_attribute("aria-sort") == "descending"
         it.page.click(f'[data-key="sort-{name}"]')
         assert it.numbers(shown) == sorted(values) and head.get_attribute("aria-sort") == "ascending"
-        assert it.focus() == f"sort-{name}"  # the heading was drawn anew, and the focus stayed
+        assert it.focus() == f"sort-{name}"  # the heading was drawn again, and the focus stayed
     it.page.click('[data-key="sort-completion"]')
     assert it.cells("completion") == sorted(it.cells("completion"))
 
@@ -279,7 +279,7 @@ def test_a_refresh_keeps_selection_scroll_and_focus(bench, tmp_path):
 
 
 def test_a_press_outlives_a_push(bench, reader):
-    """The head is drawn anew at a push; a button that vanished under the finger would lose the click."""
+    """The head is drawn again at a push; a button that vanished under the finger would lose the click."""
     it = bench(reader)
     sent = []
     it.answers["command"] = lambda request: sent.append(request["command"]) or {"kind": "command", "number": 1}

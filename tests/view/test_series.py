@@ -89,7 +89,7 @@ def test_new_names_appear_missing_ones_stay_and_steps_may_go_backwards(series):
     assert series.curves["a"].points()[0].tolist() == [0, 1, 0] and series.curves["late"].count == 1
 
 
-def test_a_log_that_was_cut_is_read_anew(series):
+def test_a_log_that_was_cut_is_read_again(series):
     series.update(Log(a=([0, 1, 2], [1, 2, 3])))
     series.update(Log(a=([0, 1], [1, 2])))
     assert series.curves["a"].points()[1].tolist() == [1, 2]

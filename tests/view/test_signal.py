@@ -1,4 +1,4 @@
-"""Groups without signal (B44): one sentence, from the log alone."""
+"""Groups without signal: one sentence, from the log alone."""
 
 import json
 

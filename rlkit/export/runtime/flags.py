@@ -28,19 +28,9 @@ class Parameter:
     default: Any
     help: str = ""
 
-    @property
-    def flag(self) -> str:
-        """The name on the command line."""
-        return own_flags(self.name)[0]
-
 
 def own_flags(name: str) -> list[str]:
-    """The flags that set a parameter: `--max-steps` and `--max_steps`.
-
-    Example:
-        >>> own_flags("max_steps"), own_flags("lr"), own_flags("_x")
-        (['--max-steps', '--max_steps'], ['--lr'], ['--_x'])
-    """
+    """The flags that set a parameter: `--max-steps` and `--max_steps`; `--_x` for `_x`."""
     dashed = name if name.startswith("_") else name.replace("_", "-")
     return list(dict.fromkeys([f"--{dashed}", f"--{name}"]))
 
@@ -63,9 +53,10 @@ def run_flags() -> list[Parameter]:
     """The flags that every script has."""
     from rlkit.world import Backend, Precision, Strategy
 
+    strategy, precision, backend = (f"Literal{list(get_args(one))}" for one in (Strategy, Precision, Backend))
     return [
-        Parameter("strategy", f"Literal{list(get_args(Strategy))}", "auto", "how weights are laid out over processes"),
-        Parameter("precision", f"Literal{list(get_args(Precision))} | None", None, "bf16: autocast on float32 weights"),
+        Parameter("strategy", strategy, "auto", "how weights are laid out over processes"),
+        Parameter("precision", f"{precision} | None", None, "bf16: autocast on float32 weights"),
         Parameter("out", "str | None", None, "folder of the run, instead of the notebook's"),
         Parameter("resume", "str", "none", "auto: resume from the newest checkpoint, if any; none; or a checkpoint"),
         Parameter("seed", "int | None", None, "of rl.setup and of the prompts' order, instead of the notebook's"),
@@ -77,7 +68,7 @@ def run_flags() -> list[Parameter]:
         Parameter("vllm_group_port", "int", 51216, "port for sending weights to them by NCCL"),
         Parameter("vllm_deadline", "float", 60.0, "seconds within which they must answer"),
         Parameter("dist_timeout", "float | None", None, "minutes that a process waits for the others (setup's)"),
-        Parameter("backend", f"Literal{list(get_args(Backend))} | None", None, "of torch.distributed (the device's)"),
+        Parameter("backend", f"{backend} | None", None, "of torch.distributed (the device's)"),
         Parameter("deterministic", "bool", False, "use only deterministic algorithms of torch: slower, or an error"),
         Parameter("print_all_ranks", "bool", False, "every process prints, not only the main one"),
     ]
@@ -99,16 +90,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def parse(parameters: Sequence[Parameter], arguments: Sequence[str], *, prog: str, description: str = "") -> Resolved:
-    """Read a command line.
-
-    Args:
-        parameters: those of the notebook.
-        arguments: without the program's name.
-        prog: name of the script.
-        description: first lines of --help.
-
-    Returns:
-        The value of every parameter, and of the run flags that were given.
+    """Read a command line: the value of every parameter of the notebook, and of the run flags that were given.
 
     Raises:
         SystemExit: 2 with a one-line error for a wrong flag, name, value or file; 0 after --help and --print-config.
@@ -206,16 +188,11 @@ def _unexpected(argument: str, known: Mapping[str, Parameter]) -> str:
         return f"unexpected {argument!r}. A switch takes no value: --name or --no-name."
     flag = argument.split("=")[0]
     near = nearest(flag.lstrip("-").replace("-", "_").removeprefix("no_"), known)
-    return f"unknown flag {flag}." + (f" Did you mean {known[near].flag}?" if near else "")
+    return f"unknown flag {flag}." + (f" Did you mean {own_flags(near)[0]}?" if near else "")
 
 
 def read_config(path: str, known: Mapping[str, Parameter]) -> dict[str, Any]:
-    """Read a JSON or YAML file of names and values.
-
-    Raises:
-        OSError: the file cannot be read.
-        ValueError: not JSON or YAML, an unknown name, or a value of another type.
-    """
+    """Read a JSON or YAML file of names and values; ValueError for an unknown name, or a value of another type."""
     text = Path(path).read_text(encoding="utf-8")
     is_yaml = Path(path).suffix.lower() in (".yaml", ".yml")
     try:

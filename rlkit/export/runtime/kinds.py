@@ -5,6 +5,7 @@ int, 1 not as a bool, "False" not as a bool. An int is accepted as a float.
 """
 
 import ast
+import contextlib
 import json
 from typing import Any
 
@@ -14,12 +15,7 @@ CONTAINERS = {"list": 1, "tuple": 1, "set": 1, "dict": 2}  # types in their brac
 
 
 def kind_of(value: Any) -> str | None:
-    """The kind of a default without annotation; None for a value that does not tell its type, like None.
-
-    Example:
-        >>> kind_of(3e-4), kind_of(True), kind_of(None)
-        ('float', 'bool', None)
-    """
+    """The kind of a default without annotation; None for a value that does not tell its type, like None."""
     name = type(value).__name__
     return name if name in SIMPLE else None
 
@@ -32,22 +28,20 @@ def normalise(annotation: ast.expr) -> str | None:
         'list[int] | None'
     """
     if isinstance(annotation, ast.Constant):
-        if annotation.value is None:
-            return "None"
         try:
+            if annotation.value is None:
+                return "None"
             return normalise(_expression(annotation.value)) if isinstance(annotation.value, str) else None
         except (SyntaxError, ValueError):
             return None
-    name = _name(annotation)
-    if name is not None:
+    if name := _name(annotation):
         name = ALIASES.get(name, name)
         return name if name in SIMPLE else None
     if isinstance(annotation, ast.BinOp) and isinstance(annotation.op, ast.BitOr):
         return _union([annotation.left, annotation.right])
     if not isinstance(annotation, ast.Subscript):
         return None
-    outer, inner = _name(annotation.value), annotation.slice
-    parts = list(inner.elts) if isinstance(inner, ast.Tuple) else [inner]
+    outer, parts = _name(annotation.value), _parts(annotation)
     if outer == "Optional":
         return _union([*parts, ast.Constant(None)]) if len(parts) == 1 else None
     if outer == "Union":
@@ -55,8 +49,8 @@ def normalise(annotation: ast.expr) -> str | None:
     if outer == "Literal":
         choices = [getattr(part, "value", part) for part in parts]
         return f"Literal{choices!r}" if all(isinstance(one, str | int | float | None) for one in choices) else None
-    outer = ALIASES.get(outer or "", outer or "")
-    endless = outer == "tuple" and len(parts) == 2 and isinstance(parts[1], ast.Constant) and parts[1].value is ...
+    outer = ALIASES.get(outer, outer)
+    endless = outer == "tuple" and _is_endless(parts)
     if len(parts) != CONTAINERS.get(outer, -1) and not (outer == "tuple" and parts):
         return None
     texts = [normalise(part) for part in parts[: 1 if endless else None]] + ["..."] * endless
@@ -64,10 +58,7 @@ def normalise(annotation: ast.expr) -> str | None:
 
 
 def accept(value: Any, kind: str) -> Any:
-    """Check a default, or a value of a config file; returns it, converted from an int or a list where that is allowed.
-
-    Raises:
-        ValueError: the value is of another kind.
+    """A default, or a value of a config file, converted from an int or a list where allowed; ValueError if it is wrong.
 
     Example:
         >>> accept(1, "float | None"), accept([1, 2], "tuple[int, ...]")
@@ -77,10 +68,7 @@ def accept(value: Any, kind: str) -> Any:
 
 
 def from_text(text: str, kind: str) -> Any:
-    """Read a value of a command line; lists, dicts, tuples and sets are JSON.
-
-    Raises:
-        ValueError: the text is not of that kind.
+    """Read a value of a command line; lists, dicts, tuples and sets are JSON. ValueError if it is of another kind.
 
     Example:
         >>> from_text("3", "int | None"), from_text("none", "int | None"), from_text("[1, 2]", "list[int]")
@@ -88,10 +76,8 @@ def from_text(text: str, kind: str) -> Any:
     """
     node = _expression(kind)
     for part in sorted(_alternatives(node), key=lambda part: _name(part) == "str"):  # str last: it accepts anything
-        try:
+        with contextlib.suppress(ValueError):
             return _from_text(text, part)
-        except ValueError:
-            continue
     raise ValueError(f"expected {kind}, got {text!r}")
 
 
@@ -99,10 +85,17 @@ def _expression(kind: str) -> ast.expr:
     return ast.parse(kind, mode="eval").body
 
 
-def _name(node: ast.expr) -> str | None:
-    if isinstance(node, ast.Attribute):
-        return node.attr
-    return node.id if isinstance(node, ast.Name) else None
+def _name(node: ast.expr) -> str:
+    return node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
+
+
+def _parts(node: ast.Subscript) -> list[ast.expr]:
+    return list(node.slice.elts) if isinstance(node.slice, ast.Tuple) else [node.slice]
+
+
+def _is_endless(parts: list[ast.expr]) -> bool:
+    """True for the brackets of `tuple[int, ...]`."""
+    return len(parts) == 2 and isinstance(parts[1], ast.Constant) and parts[1].value is ...
 
 
 def _union(parts: list[ast.expr]) -> str | None:
@@ -111,50 +104,42 @@ def _union(parts: list[ast.expr]) -> str | None:
 
 
 def _alternatives(node: ast.expr) -> list[ast.expr]:
-    if isinstance(node, ast.BinOp):
-        return [*_alternatives(node.left), *_alternatives(node.right)]
-    return [node]
+    return [*_alternatives(node.left), *_alternatives(node.right)] if isinstance(node, ast.BinOp) else [node]
+
+
+def _choices(node: ast.Subscript) -> list[Any]:
+    return [ast.literal_eval(part) for part in _parts(node)]
 
 
 def _accept(value: Any, node: ast.expr) -> Any:
     if isinstance(node, ast.BinOp):
         for part in _alternatives(node):
-            try:
+            with contextlib.suppress(ValueError):
                 return _accept(value, part)
-            except ValueError:
-                continue
     elif isinstance(node, ast.Constant):
         if value is None:
             return None
-    elif isinstance(node, ast.Subscript):
-        return _accept_inside(value, node)
-    else:
-        name = _name(node) or ""
-        if name in ("tuple", "set") and isinstance(value, list):
-            return SIMPLE[name](value)
-        if name == "float" and type(value) is int:
+    elif isinstance(node, ast.Name):
+        if node.id in ("tuple", "set") and isinstance(value, list):
+            return SIMPLE[node.id](value)
+        if node.id == "float" and type(value) is int:
             return float(value)
-        if type(value) is SIMPLE[name]:
+        if type(value) is SIMPLE[node.id]:
+            return value
+    elif isinstance(node, ast.Subscript):
+        outer, parts = _name(node.value), _parts(node)
+        if outer != "Literal":
+            whole = _accept(value, node.value)
+            if outer == "dict":
+                return {_accept(key, parts[0]): _accept(one, parts[1]) for key, one in whole.items()}
+            if outer != "tuple" or _is_endless(parts):
+                parts = parts[:1] * len(whole)
+            if len(parts) != len(whole):
+                raise ValueError(f"expected {len(parts)} values, got {value!r}")
+            return SIMPLE[outer](map(_accept, whole, parts))
+        if any(type(value) is type(choice) and value == choice for choice in _choices(node)):
             return value
     raise ValueError(f"expected {ast.unparse(node)}, got {value!r}")
-
-
-def _accept_inside(value: Any, node: ast.Subscript) -> Any:
-    outer = _name(node.value) or ""
-    parts = list(node.slice.elts) if isinstance(node.slice, ast.Tuple) else [node.slice]
-    if outer == "Literal":
-        choices = _choices(node)
-        if any(type(value) is type(choice) and value == choice for choice in choices):
-            return value
-        raise ValueError(f"expected one of {', '.join(map(repr, choices))}, got {value!r}")
-    whole = _accept(value, ast.Name(outer))
-    if outer == "dict":
-        return {_accept(key, parts[0]): _accept(one, parts[1]) for key, one in whole.items()}
-    if outer == "tuple" and not (len(parts) == 2 and isinstance(parts[1], ast.Constant) and parts[1].value is ...):
-        if len(parts) != len(whole):
-            raise ValueError(f"expected {len(parts)} values, got {value!r}")
-        return tuple(_accept(one, part) for one, part in zip(whole, parts, strict=True))
-    return SIMPLE[outer](_accept(one, parts[0]) for one in whole)
 
 
 def _from_text(text: str, node: ast.expr) -> Any:
@@ -173,8 +158,3 @@ def _from_text(text: str, node: ast.expr) -> Any:
     if text not in words:
         raise ValueError(text)
     return words[text]
-
-
-def _choices(node: ast.Subscript) -> tuple[Any, ...]:
-    choices = ast.literal_eval(node.slice)
-    return tuple(choices) if isinstance(choices, list | tuple) else (choices,)

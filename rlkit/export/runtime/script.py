@@ -32,22 +32,18 @@ _loop: asyncio.AbstractEventLoop | None = None
 
 
 def flags(doc: str | None, *parameters: tuple[str, str, Any, str]) -> dict[str, Any]:
-    """Read the command line of the script.
+    """Read the command line of the script: the value of every parameter.
 
     Args:
         doc: description for --help.
         parameters: (name, kind, default, help) of each parameter of the notebook.
 
-    Returns:
-        The value of every parameter.
-
     Raises:
         SystemExit: a wrong flag (2), --help or --print-config (0).
     """
     tolerate_encodings()
-    prog = os.path.basename(sys.argv[0])
     known = [Parameter(*parameter) for parameter in parameters]
-    resolved = parse(known, sys.argv[1:], prog=prog, description=doc or "")
+    resolved = parse(known, sys.argv[1:], prog=os.path.basename(sys.argv[0]), description=doc or "")
     run = {name: value for name, value in resolved.run.items() if value is not None}
     current.parameters = resolved.parameters
     current.script = {"flags": dict(resolved.run), "arguments": sys.argv[1:]}
@@ -79,8 +75,7 @@ def start(file: str, *, notebook: str, sha256: str) -> None:
     expect_preemption()
     _current_loop()
     current.script = {"file": os.path.basename(file), "notebook": notebook, "sha256": sha256, **current.script}
-    changed = current.script.get("changed")
-    if changed and _rank() == 0:
+    if (changed := current.script.get("changed")) and _rank() == 0:
         shown = ", ".join(f"{name}={current.parameters[name]!r}" for name in changed)
         say(f"rlkit: {os.path.basename(file)} with {shown}", flush=True)
     before = sys.excepthook
@@ -100,9 +95,6 @@ def start(file: str, *, notebook: str, sha256: str) -> None:
 
 def run_async(awaitable: Awaitable[T]) -> T:
     """Wait for an awaitable on the script's event loop, which lives as long as the process, as a notebook's does.
-
-    Raises:
-        RuntimeError: called from inside a coroutine.
 
     Example:
         >>> async def double(x):
@@ -127,12 +119,7 @@ def _current_loop() -> asyncio.AbstractEventLoop:
 
 
 def display(*objects: Any, **options: Any) -> None:
-    """`display` outside a notebook: text on the main process.
-
-    Args:
-        objects: to show.
-        options: of IPython's display, ignored.
-    """
+    """`display` outside a notebook: text on the main process; IPython's options are ignored."""
     if _rank() == 0:
         for thing in objects:
             say(thing)

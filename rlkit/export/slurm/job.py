@@ -6,64 +6,48 @@ them as variables.
 
 import re
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path, PurePath
+from typing import Any
 
 TEMPLATE = Path(__file__).with_name("job.sbatch")
-WORDS = ("sbatch", "script_args", "srun_args", "vllm_args")  # fields that one string of the command line fills
 OURS = re.compile(r"nodes|ntasks(-per-node)?|gpus-per-node|signal|requeue|open-mode|output")
 SAVING_SECONDS = 20  # what SLURM and the job need of the notice, after torchrun's workers have ended
 LEAST_NOTICE, MOST_NOTICE = 60, 65535  # the latter is SLURM's limit
 
 
+def _option(default: Any, metavar: str, text: str, *, flag: str = "") -> Any:
+    """A field and the option of the command line that sets it, `--gpus-per-node` for `gpus_per_node`."""
+    return field(default=default, metadata={"flag": flag, "metavar": metavar, "help": text})
+
+
 @dataclass(frozen=True, kw_only=True)
 class SlurmSettings:
-    """What a job asks for, and what it runs.
-
-    Attributes:
-        nodes: training nodes; the job asks for `nodes + vllm_nodes`.
-        gpus_per_node: GPUs of every node, and training processes on each training node.
-        time: time limit as sbatch reads it: "90" minutes, "4:00:00", "1-12".
-        partition: partition.
-        account: account.
-        job_name: name of the job; None takes the script's.
-        cpus_per_node: CPUs of every node; None asks for whole nodes.
-        mem: memory of every node, "200G"; None asks for all of it, or for the cluster's default with `cpus_per_node`.
-        notice: seconds before the time limit at which the run is told to save and stop.
-        sbatch: further options of sbatch, each one word: "--qos=high".
-        srun_args: further options of both sruns: "--container-image=...".
-        setup: a shell file that the job reads first, for `module load` and `source activate`.
-        run_folder: folder of the job's runs; None takes runs/NAME-JOBID. The script's --out is `run` in it.
-        script_args: further arguments of the script.
-        vllm_nodes: nodes that serve, each one server.
-        vllm_tp: GPUs of one server; None takes all of its node.
-        model: what the servers serve, a name or a path.
-        port: the servers' port; None takes one from the job's number, so that two jobs do not meet.
-        vllm_args: further arguments of `vllm serve`.
+    """What a job asks for, and what it runs; each field is an option of `rlkit export`, and says there what it means.
 
     Raises:
         ValueError: an invalid value.
     """
 
-    nodes: int = 1
-    gpus_per_node: int = 1
-    time: str | None = None
-    partition: str | None = None
-    account: str | None = None
-    job_name: str | None = None
-    cpus_per_node: int | None = None
-    mem: str | None = None
-    notice: int = 300
-    sbatch: tuple[str, ...] = ()
-    srun_args: tuple[str, ...] = ()
-    setup: str | None = None
-    run_folder: str | None = None
-    script_args: tuple[str, ...] = ()
-    vllm_nodes: int = 0
-    vllm_tp: int | None = None
-    model: str | None = None
-    port: int | None = None
-    vllm_args: tuple[str, ...] = ()
+    nodes: int = _option(1, "N", "training nodes (1); the servers' nodes come on top")
+    gpus_per_node: int = _option(1, "G", "GPUs of every node, and processes on each training node (1)")
+    time: str | None = _option(None, "T", "time limit, as sbatch reads it: 4:00:00")
+    partition: str | None = _option(None, "NAME", "partition")
+    account: str | None = _option(None, "NAME", "account")
+    job_name: str | None = _option(None, "NAME", "name of the job (the script's)")
+    cpus_per_node: int | None = _option(None, "C", "CPUs of every node (whole nodes)")
+    mem: str | None = _option(None, "SIZE", "memory of every node, as sbatch reads it: 200G")
+    notice: int = _option(300, "S", "seconds before the time limit at which the run saves and stops (300)")
+    sbatch: tuple[str, ...] = _option((), "WORDS", "further sbatch options: --sbatch='--qos=high --constraint=h100'")
+    srun_args: tuple[str, ...] = _option((), "WORDS", "further options of srun: --srun-args='--container-image=IMAGE'")
+    setup: str | None = _option(None, "FILE", "shell file that the job reads first: module load, source activate")
+    run_folder: str | None = _option(None, "DIR", "folder of the runs (runs/NAME-JOBID); the script gets --out DIR/run")
+    script_args: tuple[str, ...] = _option((), "WORDS", "further flags of the script: --script-args='--lr 3e-6'")
+    vllm_nodes: int = _option(0, "V", "nodes that serve vLLM, one server each (0)")
+    vllm_tp: int | None = _option(None, "T", "GPUs of one server (all of its node)")
+    model: str | None = _option(None, "MODEL", "what the servers serve, a name or a path", flag="--vllm-model")
+    port: int | None = _option(None, "P", "the servers' port (from the job's number)", flag="--vllm-port")
+    vllm_args: tuple[str, ...] = _option((), "WORDS", "further arguments of vllm serve: --vllm-args='--dtype bfloat16'")
 
     def __post_init__(self) -> None:
         for name, least in {"nodes": 1, "gpus_per_node": 1, "cpus_per_node": 1, "vllm_nodes": 0, "vllm_tp": 1}.items():
@@ -76,10 +60,9 @@ class SlurmSettings:
             raise ValueError(f"SlurmSettings: port must be 1024 to 65535, got {self.port}.")
         for name in ("setup", "run_folder", "model"):
             check_word(name, getattr(self, name))
-        for name in WORDS:
-            for word in getattr(self, name):
-                if "\0" in word:
-                    raise ValueError(f"SlurmSettings: {name} holds a NUL character in {word!r}.")
+        for name in ("sbatch", "script_args", "srun_args", "vllm_args"):
+            if any("\0" in word for word in getattr(self, name)):
+                raise ValueError(f"SlurmSettings: {name} holds a NUL character: {getattr(self, name)!r}.")
         for name in ("time", "partition", "account", "job_name", "mem"):
             _check_directive(name, getattr(self, name))
         for option in self.sbatch:
@@ -174,27 +157,28 @@ def _assignments(script: str, name: str, settings: SlurmSettings) -> list[str]:
     srun = ["--cpu-bind=none", *settings.srun_args]
     if settings.cpus_per_node is not None:
         srun.insert(0, f"--cpus-per-task={settings.cpus_per_node}")
-    lines = [
-        f"JOB_NAME={shlex.quote(name)}",
-        f"SCRIPT={shlex.quote(script)}",
-        f"SCRIPT_ARGS=({shlex.join(settings.script_args)})",
-        f"RUN_FOLDER={shlex.quote(settings.run_folder or '')}",
-        f"SETUP={shlex.quote(settings.setup or '')}",
-        f"SRUN_ARGS=({shlex.join(srun)})",
-        f"TRAIN_NODES={settings.nodes}",
-        f"PROCESSES_PER_NODE={settings.gpus_per_node}",
-        f"SHUTDOWN_SECONDS={settings.notice - SAVING_SECONDS}",
-        f"VLLM_NODES={settings.vllm_nodes}",
-    ]
+    values: dict[str, Any] = {
+        "JOB_NAME": name,
+        "SCRIPT": script,
+        "SCRIPT_ARGS": settings.script_args,
+        "RUN_FOLDER": settings.run_folder or "",
+        "SETUP": settings.setup or "",
+        "SRUN_ARGS": srun,
+        "TRAIN_NODES": settings.nodes,
+        "PROCESSES_PER_NODE": settings.gpus_per_node,
+        "SHUTDOWN_SECONDS": settings.notice - SAVING_SECONDS,
+        "VLLM_NODES": settings.vllm_nodes,
+    }
     if settings.vllm_nodes:
-        assert settings.model is not None
-        lines += [
-            f"VLLM_MODEL={shlex.quote(settings.model)}",
-            f"VLLM_TP={settings.vllm_tp or settings.gpus_per_node}",
-            f"VLLM_PORT={settings.port or ''}",
-            f"VLLM_ARGS=({shlex.join(settings.vllm_args)})",
-        ]
-    return lines
+        values["VLLM_MODEL"] = settings.model
+        values["VLLM_TP"] = settings.vllm_tp or settings.gpus_per_node
+        values["VLLM_PORT"] = settings.port or ""
+        values["VLLM_ARGS"] = settings.vllm_args
+    quoted = {
+        key: f"({shlex.join(value)})" if isinstance(value, list | tuple) else shlex.quote(str(value))
+        for key, value in values.items()
+    }
+    return [f"{key}={value}" for key, value in quoted.items()]
 
 
 def _quote(value: str) -> str:

@@ -6,73 +6,40 @@ from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any, Literal, get_args
 
-from rlkit.export.slurm.job import WORDS, SlurmSettings, check_word
+from rlkit.export.slurm.job import SlurmSettings, check_word
 
 Launcher = Literal["torchrun", "local"]
-FLAGS: dict[str, tuple[str, type, str, str]] = {
-    "--nodes": ("nodes", int, "N", "training nodes (1); the servers' nodes come on top"),
-    "--gpus-per-node": ("gpus_per_node", int, "G", "GPUs of every node, and processes on each training node (1)"),
-    "--time": ("time", str, "T", "time limit, as sbatch reads it: 4:00:00"),
-    "--partition": ("partition", str, "NAME", "partition"),
-    "--account": ("account", str, "NAME", "account"),
-    "--job-name": ("job_name", str, "NAME", "name of the job (the script's)"),
-    "--cpus-per-node": ("cpus_per_node", int, "C", "CPUs of every node (whole nodes)"),
-    "--mem": ("mem", str, "SIZE", "memory of every node, as sbatch reads it: 200G"),
-    "--notice": ("notice", int, "S", "seconds before the time limit at which the run saves and stops (300)"),
-    "--sbatch": ("sbatch", str, "WORDS", "further sbatch options: --sbatch='--qos=high --constraint=h100'"),
-    "--srun-args": ("srun_args", str, "WORDS", "further options of srun: --srun-args='--container-image=IMAGE'"),
-    "--setup": ("setup", str, "FILE", "shell file that the job reads first: module load, source activate"),
-    "--run-folder": ("run_folder", str, "DIR", "folder of the runs (runs/NAME-JOBID); the script gets --out DIR/run"),
-    "--script-args": ("script_args", str, "WORDS", "further flags of the script: --script-args='--lr 3e-6'"),
-    "--vllm-nodes": ("vllm_nodes", int, "V", "nodes that serve vLLM, one server each (0)"),
-    "--vllm-tp": ("vllm_tp", int, "T", "GPUs of one server (all of its node)"),
-    "--vllm-model": ("model", str, "MODEL", "what the servers serve, a name or a path"),
-    "--vllm-port": ("port", int, "P", "the servers' port (from the job's number)"),
-    "--vllm-args": ("vllm_args", str, "WORDS", "further arguments of vllm serve: --vllm-args='--dtype bfloat16'"),
-}
+FLAGS = {option.metadata["flag"] or f"--{option.name.replace('_', '-')}": option for option in fields(SlurmSettings)}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add `--slurm FILE`, the options of the job, and `--launch` to a parser; `from_arguments` reads them.
-
-    The names in the namespace begin with `slurm`, apart from `launch`.
-    """
+    """Add `--slurm FILE`, the options of the job, and `--launch` to a parser; `from_arguments` reads them."""
     group = parser.add_argument_group("SLURM job", "also write a batch file for the script (docs/slurm.md)")
     group.add_argument("--slurm", metavar="FILE", help="the batch file to write")
-    for flag, (field, kind, metavar, text) in FLAGS.items():
-        group.add_argument(flag, dest=f"slurm_{field}", type=kind, metavar=metavar, help=text)
+    for flag, option in FLAGS.items():
+        kind = int if option.type in (int, int | None) else str
+        shown = {"metavar": option.metadata["metavar"], "help": option.metadata["help"]}
+        group.add_argument(flag, dest=f"slurm_{option.name}", type=kind, **shown)
     parser.add_argument("--launch", choices=get_args(Launcher), help="print the command that runs the script here")
 
 
 def from_arguments(namespace: argparse.Namespace) -> SlurmSettings | None:
-    """The job that the command line describes; None without `--slurm`.
-
-    Raises:
-        ValueError: options of a job without `--slurm`, or invalid values.
-    """
+    """The job that the command line describes; None without `--slurm`."""
     given: dict[str, Any] = {
-        field.name: value
-        for field in fields(SlurmSettings)
-        if (value := getattr(namespace, f"slurm_{field.name}", None)) is not None
+        option.name: split_words(option.name, value) if option.type == tuple[str, ...] else value
+        for option in FLAGS.values()
+        if (value := getattr(namespace, f"slurm_{option.name}")) is not None
     }
-    if namespace.slurm is None:
-        used_by_launch = {"gpus_per_node", "script_args"} if namespace.launch else set()
-        lost = [flag for flag, (field, *_) in FLAGS.items() if field in given and field not in used_by_launch]
-        if lost:
-            raise ValueError(f"rlkit export: {', '.join(lost)} describe a SLURM job. Add --slurm FILE.")
-        return None
-    for field in WORDS:
-        if field in given:
-            given[field] = split_words(field, given[field])
-    return SlurmSettings(**given)
+    if namespace.slurm is not None:
+        return SlurmSettings(**given)
+    used_by_launch = {"gpus_per_node", "script_args"} if namespace.launch else set()
+    if lost := [flag for flag, option in FLAGS.items() if option.name in given.keys() - used_by_launch]:
+        raise ValueError(f"rlkit export: {', '.join(lost)} describe a SLURM job. Add --slurm FILE.")
+    return None
 
 
 def split_words(name: str, text: str) -> tuple[str, ...]:
-    """Split a command-line value into words by the shell's quoting rules; nothing in it is run.
-
-    Raises:
-        ValueError: an unclosed quotation mark.
-    """
+    """Split a command-line value into words by the shell's quoting rules; nothing in it is run."""
     try:
         return tuple(shlex.split(text))
     except ValueError as error:
@@ -82,14 +49,7 @@ def split_words(name: str, text: str) -> tuple[str, ...]:
 def launch_command(script: str, kind: str, *, processes: int | None = None, arguments: Sequence[str] = ()) -> str:
     """The command that runs an exported script on this machine, quoted for a shell.
 
-    Args:
-        script: the script.
-        kind: "torchrun", or "local" for one process.
-        processes: processes of torchrun; None starts one for each GPU.
-        arguments: arguments of the script.
-
-    Raises:
-        ValueError: another kind, or processes below 1.
+    "torchrun" starts one process for each GPU unless `processes` says how many, "local" one in all.
 
     Example:
         >>> launch_command("my run.py", "torchrun", processes=2, arguments=["--lr", "3e-6"])

@@ -12,6 +12,7 @@ import threading
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import builders
 import pytest
 import torch
 from builders import tiny_policy
@@ -80,15 +81,8 @@ def policy(server):
     engine.close()
 
 
-def draw(policy, prompts=PROMPTS, *, seed=5, num_generations=2, max_completion_length=8, **settings):
-    return rl.sample(
-        policy,
-        prompts,
-        num_generations=num_generations,
-        max_completion_length=max_completion_length,
-        seed=seed,
-        **settings,
-    )
+def draw(policy, prompts=PROMPTS, **settings):
+    return builders.draw(policy, prompts, **({"seed": 5, "num_generations": 2, "max_completion_length": 8} | settings))
 
 
 def step(policy, rollout):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from builders import lora_config, vllm_policy
-from engines.contract import LOGP_ATOL, PROMPTS, WeightsContract, draw, step, tokens_of
+from engines.contract import LOGP_ATOL, PROMPTS, WeightsContract, draw, other_weights, step, tokens_of, without
 
 import rlkit as rl
 from rlkit.engine import EngineError
@@ -124,22 +124,12 @@ def test_temperatures_that_vllm_would_change_are_refused(subject, temperature):
         draw(subject, temperature=temperature)
 
 
-def without(*parts):
-    """A stream of weights that lacks some names."""
-    return lambda stream: [(name, tensor) for name, tensor in stream if not any(part in name for part in parts)]
-
-
-def of_another_model(stream):
-    other = dict(vllm_policy(seed=9).model.state_dict())
-    return [(name, other[name]) for name, _ in stream]
-
-
 FAULTS = {
     "one layer forgotten": (without("layers.1.mlp"), "some weights did not arrive"),
     "half a layer forgotten": (without("layers.0.self_attn.q_proj"), "some weights did not arrive"),
     "tied head forgotten": (without("lm_head"), "stale head"),
     "nothing arrived": (without("model", "lm_head"), "stale weights.* as it did with version"),
-    "another model": (of_another_model, "some weights did not arrive"),
+    "another model": (other_weights, "some weights did not arrive"),
 }
 
 
@@ -182,7 +172,7 @@ def test_the_probe_catches_a_stale_prefix_cache(make, monkeypatch):
 def test_the_probe_catches_a_wrong_model_at_once(make, monkeypatch):
     engine = make(vllm_policy())
     reload = engine._llm.reload
-    monkeypatch.setattr(engine._llm, "reload", lambda stream: reload(of_another_model(stream)))
+    monkeypatch.setattr(engine._llm, "reload", lambda stream: reload(other_weights(stream)))
     with pytest.raises(ProbeError, match="wrong model"):
         draw(engine)
 

@@ -434,7 +434,7 @@ def test_silence_is_an_error_and_slowness_is_not(policy):
             generate(engine, still)
 
 
-def test_a_server_that_was_started_again_gets_the_weights_anew(policy, caplog):
+def test_a_server_that_was_started_again_gets_the_weights_again(policy, caplog):
     weights = drawing(policy, {"choices": [choice(policy), choice(policy, index=1)]})
     with answering(weights.table) as (url, calls):
         engine = synced(policy, url)
