@@ -132,21 +132,20 @@ class ContinuousBatching(PolicyModelEngine):
             EngineError: transformers' generation loop failed.
             ValueError: the cache (`num_blocks`) is too small for one sequence.
         """
-        if not prompts:
-            return []
-        sampler = TokenSampler(self.policy, prompts, group_ids, num_generations, params, seed)
-        config = self._config(sampler)
-        lm = causal_lm_of(self.policy.model)
-        devices = [self.policy.device] if self.policy.device.type == "cuda" else []
-        with (
-            self.policy.without_gradient(),
-            self.policy.inference_settings(),
-            _autocast_in_threads(lm, self.policy),
-            torch.random.fork_rng(devices=devices),  # the manager seeds torch when it starts
-            _own_attention(lm),
-        ):
-            self._run(lm, config, sampler)
-        return sampler.completions()
+        with self.policy.without_gradient(), self.policy.inference_settings():  # gathers, so without prompts too
+            if not prompts:
+                return []
+            sampler = TokenSampler(self.policy, prompts, group_ids, num_generations, params, seed)
+            config = self._config(sampler)
+            lm = causal_lm_of(self.policy.model)
+            devices = [self.policy.device] if self.policy.device.type == "cuda" else []
+            with (
+                _autocast_in_threads(lm, self.policy),
+                torch.random.fork_rng(devices=devices),  # the manager seeds torch when it starts
+                _own_attention(lm),
+            ):
+                self._run(lm, config, sampler)
+            return sampler.completions()
 
     def _config(self, sampler: TokenSampler) -> Any:
         from transformers.generation.configuration_utils import ContinuousBatchingConfig

@@ -56,10 +56,10 @@ class TransformersEngine(PolicyModelEngine):
         seed: int,
     ) -> list[list[Completion]]:
         """For each prompt, `num_generations` completions. The same seed and group id give the same completions."""
-        if not prompts:
-            return []
-        sampler = TokenSampler(self.policy, prompts, group_ids, num_generations, params, seed)
-        with self.policy.without_gradient(), self.policy.inference_settings():
+        with self.policy.without_gradient(), self.policy.inference_settings():  # gathers, so without prompts too
+            if not prompts:
+                return []
+            sampler = TokenSampler(self.policy, prompts, group_ids, num_generations, params, seed)
             if self._can_expand_cache is None:
                 self._examine_model()
             for rows in torch.arange(len(sampler), device=self.policy.device).split(self.max_rows or len(sampler)):
@@ -68,7 +68,7 @@ class TransformersEngine(PolicyModelEngine):
                 else:
                     for some in self._rows_of_one_length(sampler, rows):
                         _generate(sampler, some)
-        return sampler.completions()
+            return sampler.completions()
 
     def _examine_model(self) -> None:
         lm = causal_lm_of(self.policy.model)
