@@ -502,3 +502,12 @@ def test_conversations_give_message_lists_and_one_bos():
             assert rollout.completions[row] == text
     assert rollout.columns["answer"] == ("3",) * 4 + (None,) * 4
     torch.testing.assert_close(rollout.sampler_logp, own_logps(policy.model, rollout), **FLOAT32)
+
+
+@pytest.mark.parametrize("make", [rl.TransformersEngine, rl.ContinuousBatching])
+def test_a_process_without_prompts_gathers_the_weights_too(make, monkeypatch):
+    """With sharded weights the other processes wait for it."""
+    policy = builders.vllm_policy()
+    engine, gathered, inside = make(policy), [], policy.without_gradient
+    monkeypatch.setattr(policy, "without_gradient", lambda: gathered.append(1) or inside())
+    assert engine.generate([], [], num_generations=2, params=rl.SamplingParams(), seed=0) == [] and gathered
