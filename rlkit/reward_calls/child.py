@@ -161,11 +161,6 @@ def _starter() -> ThreadPoolExecutor:
         return _pool
 
 
-def living_children() -> list[Child]:
-    """The children of this process that have not ended."""
-    return [child for child in list(_children) if child.alive]
-
-
 def _kill_all() -> None:
     for child in list(_children):
         child.kill()

@@ -20,7 +20,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from rlkit.reward_calls.child import Child, TimedOut, living_children
+from rlkit.reward_calls.child import Child, TimedOut
 
 PROGRAM = Path(__file__).with_name("worker_main.py")
 START_SECONDS = 120.0  # for the imports of a function's module, on a busy machine; not part of any timeout
@@ -126,11 +126,6 @@ def give_back(worker: Worker) -> None:
             _idle.append(worker)
     else:
         worker.close()
-
-
-def worker_pids() -> list[int]:
-    """Process ids of all workers, idle or busy."""
-    return [child.pid for child in living_children() if isinstance(child, Worker)]
 
 
 def _forget() -> None:

@@ -14,10 +14,10 @@ DIES_WITH_PARENT = "RLKIT_DIES_WITH_PARENT"
 """Environment variable of the processes of a vLLM server that rlkit has started: process id of the supervisor."""
 
 
-def free_port(host: str = "127.0.0.1") -> int:
+def free_port() -> int:
     """A port that is free at this moment."""
     with socket.socket() as probe:
-        probe.bind((host, 0))
+        probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
