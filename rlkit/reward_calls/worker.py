@@ -28,7 +28,7 @@ LARGEST = 64 * 2**20  # bytes of a pickled function; one that holds a model stay
 
 
 class CannotSend(Exception):
-    """A function that cannot be brought into another process; the text says why."""
+    """A function cannot be sent to another process; the message gives the reason."""
 
 
 class Worker(Child):

@@ -25,7 +25,7 @@ def die_with_parent(parent: int | None = None) -> None:
     """Have the kernel kill this process (SIGKILL) when the parent thread that started it ends. Linux only.
 
     Args:
-        parent: expected process id of the parent; if it is gone already, this process ends at once, on any system.
+        parent: expected process id of the parent; if it has ended already, this process ends at once, on any system.
     """
     if sys.platform.startswith("linux"):
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
