@@ -133,7 +133,7 @@ class Child:
         return f"its process was ended by {name}"
 
     def kill(self) -> None:
-        """Kill the process and all that it started. Any thread may call it; one that waits for an answer gets `Died`."""
+        """Kill the process and what it started. Any thread may call it; one that waits for an answer gets `Died`."""
         if self._killed or self._owner != os.getpid():
             return
         self._killed = True
