@@ -1,4 +1,4 @@
-"""What rlkit knows of a transformers causal language model: decoder, head, limits, end tokens, evaluation mode."""
+"""Facts about a transformers causal language model: decoder, head, limits, end tokens, evaluation mode."""
 
 import contextlib
 import logging

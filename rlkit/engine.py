@@ -40,6 +40,9 @@ class EngineError(RuntimeError):
 class Engine(Protocol):
     """Draws completions from the policy's current weights. A class with `__slots__` needs `__weakref__` among them.
 
+    An engine with weights of its own may have a `probe`, whose `after_sync()` raises `EngineError` if they differ from
+    the policy's; it is called after each transfer.
+
     Attributes:
         name: short name, recorded in each rollout.
         policy: the `Policy` that is sampled.

@@ -164,7 +164,7 @@ def advantage_metrics(advantages: Tensor) -> dict[str, float]:
 
 
 def for_json(metrics: Mapping[str, float]) -> dict[str, float | None]:
-    """Metrics as JSON can hold them: what is not finite becomes None."""
+    """Metrics as JSON values: numbers that are not finite become None."""
     return {name: (value if math.isfinite(value) else None) for name, value in metrics.items()}
 
 

@@ -303,7 +303,7 @@ def enumerate_completions(
     max_completion_length: int,
     temperature: float = 1.0,
 ) -> Rollout:
-    """Everything that a real policy can say, as a `Rollout`: the counterpart of `sample`, each completion once.
+    """Every completion of a real policy, each once, as a `Rollout`: the counterpart of `sample`.
 
     `sampler_logp.sum(-1).exp()` are the probabilities, which sum to 1 for each prompt; `policy.score_tokens(rollout)`
     has the gradient; `rollout.select(places)` makes samples and groups of them.

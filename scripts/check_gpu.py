@@ -1,7 +1,7 @@
 """Check on a machine with GPUs what could only be shown on CPUs so far (docs/scaling.md, docs/engines.md).
 
     python scripts/check_gpu.py                    every GPU of this machine
-    python scripts/check_gpu.py --nproc 2          so many processes
+    python scripts/check_gpu.py --nproc 2          on 2 processes
     python scripts/check_gpu.py --only engines     only vLLM and continuous batching; or: --only training
     python scripts/check_gpu.py --cpu --nproc 2    the same checks with gloo, to try the script itself
 

@@ -124,7 +124,7 @@ def colocate(name: str, device: str, dtype: torch.dtype) -> None:
 
 
 def adapter(name: str, device: str) -> None:
-    """The adapter alone goes over, to LoRA kernels that exist for GPUs only."""
+    """Only the adapter is transferred, to LoRA kernels that exist for GPUs only."""
     if importlib.util.find_spec("peft") is None:
         say("SKIP", name, "peft is not installed")
         return

@@ -11,6 +11,9 @@ from torch import nn
 import rlkit as rl
 from rlkit.loading import load_policy
 from rlkit.policy import Policy
+from rlkit.prompts import PromptTokenizer
+from rlkit.reward_calls import child
+from rlkit.reward_calls.worker import Worker
 from rlkit.types import Rollout, SamplingParams, Scores
 
 SPECIAL = ("<pad>", "<bos>", "<eos>", "<unk>")
@@ -70,6 +73,17 @@ def character_tokenizer(*, adds_bos=False, adds_eos=False, chat_template=None, p
 def ids_of(text):
     """The token ids of a text in the character tokenizer."""
     return [VOCABULARY[character] for character in text]
+
+
+def tokenize_prompt(tokenizer, prompt):
+    """Token ids of a text or a conversation."""
+    own = PromptTokenizer(tokenizer)
+    return own.encode([own.render(prompt)])[0]
+
+
+def worker_pids():
+    """Process ids of the living reward workers of this process."""
+    return [one.pid for one in list(child._children) if one.alive and isinstance(one, Worker)]
 
 
 def random_model(kind, *, seed=0, **settings):

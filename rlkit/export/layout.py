@@ -1,4 +1,4 @@
-"""What the tokens of a cell say about its lines, which the syntax tree does not hold."""
+"""Facts about the lines of a cell that only its tokens show, not the syntax tree."""
 
 import io
 import tokenize

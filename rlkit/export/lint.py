@@ -92,14 +92,14 @@ def differs_between_processes(facts: Facts) -> Iterator[Problem]:
 
 
 def only_one_joins(facts: Facts) -> Iterator[Problem]:
-    """W205: something that all processes must do together, done by one."""
+    """W205: a collective call that only one process makes."""
     guarded = _inside(facts, lambda node: isinstance(node, ast.If) and is_main_test(node.test))
     for call in facts.program.calls:
         name = dotted(call.node.func)
         together = call.last in COLLECTIVE or (call.last in OF_RUN and root(call.node.func) in facts.program.runs)
         is_standard = call.name.split(".")[0] in sys.stdlib_module_names  # asyncio.gather, functools.reduce
         if name and together and not is_standard and id(call.node) in guarded:
-            reason = f"`{name}` on one process only: it waits for the others for ever."
+            reason = f"`{name}` on one process only: it waits for the others forever."
             yield call.problem("W205", reason, "Call it on every process; one writes.")
 
 

@@ -10,7 +10,7 @@ through filters, shuffles and restarts.
 from rlkit.prompts.identity import content_id
 from rlkit.prompts.loader import PromptLoader, make_batch
 from rlkit.prompts.rows import as_rows
-from rlkit.prompts.tokens import PromptTokenizer, tokenize_prompt
+from rlkit.prompts.tokens import PromptTokenizer
 
 __all__ = [
     "PromptLoader",
@@ -18,5 +18,4 @@ __all__ = [
     "as_rows",
     "content_id",
     "make_batch",
-    "tokenize_prompt",
 ]

@@ -91,7 +91,7 @@ class PromptTokenizer:
             raise type(error)(f"{where}: {error}") from error
 
     def render(self, prompt: Prompt, own_kwargs: Mapping[str, Any] | None = None) -> Rendered:
-        """The text of a prompt; errors as in `tokenize_prompt`."""
+        """The text of a prompt; TypeError or ValueError if it has none."""
         if isinstance(prompt, str):
             check_unicode(prompt)
             bos = self.tokenizer.bos_token
@@ -158,23 +158,6 @@ class PromptTokenizer:
 
 
 NO_TOKEN = "the prompt has no token: it is empty and the tokenizer adds none."
-
-
-def tokenize_prompt(tokenizer: Any, prompt: Prompt, **chat_template_kwargs: Any) -> list[int]:
-    """Token ids of a prompt, with one beginning-of-sequence token if the tokenizer uses one.
-
-    A conversation goes through the chat template: with the generation prompt if a user or tool spoke last, continuing
-    the last message if the assistant did.
-
-    Raises:
-        TypeError: neither text nor a list of messages.
-        ValueError: a conversation without a chat template, text that is not Unicode, or a prompt without any token.
-    """
-    own = PromptTokenizer(tokenizer, chat_template_kwargs)
-    ids = own.encode([own.render(prompt)])[0]
-    if not ids:
-        raise ValueError(NO_TOKEN)
-    return ids
 
 
 def _checked_kwargs(kwargs: Mapping[str, Any]) -> dict[str, Any]:

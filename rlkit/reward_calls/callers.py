@@ -195,7 +195,7 @@ def in_thread(work: Any) -> tuple["Future[Any]", threading.Thread]:
     def run() -> None:
         try:
             future.set_result(work())
-        except BaseException as error:  # whoever waits gets it
+        except BaseException as error:  # raised in the waiting thread
             future.set_exception(error)
 
     thread = threading.Thread(target=run, name="rlkit-reward", daemon=True)

@@ -1,7 +1,7 @@
 """A child process that answers lines: started, asked with a deadline, killed with all that it started.
 
 Used for reward functions with limits (`worker`), math-verify (`rewards.math_accuracy`) and the code of completions
-(`rewards.code_tests`). What the child runs, and which memory it may use, is the business of its program.
+(`rewards.code_tests`). What the child runs, and how much memory it may use, is decided by its program.
 
 A child leads a session of its own, so that a kill takes its children along and Ctrl-C does not reach it. It ends with
 this process: at exit it is killed; after a crash its standard input ends. A program that may not read its input for
@@ -133,11 +133,11 @@ class Child:
         return f"its process was ended by {name}"
 
     def kill(self) -> None:
-        """End the process and all that it started, at once. Any thread may; one that waits for an answer is told."""
+        """Kill the process and what it started. Any thread may call it; one that waits for an answer gets `Died`."""
         if self._killed or self._owner != os.getpid():
             return
         self._killed = True
-        with contextlib.suppress(ProcessLookupError, PermissionError):  # gone already; macOS says so otherwise
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # already ended; macOS raises the latter
             os.killpg(self.pid, signal.SIGKILL)
         self._process.wait()
 
@@ -159,11 +159,6 @@ def _starter() -> ThreadPoolExecutor:
     with _lock:
         _pool = _pool or ThreadPoolExecutor(max_workers=1, thread_name_prefix="rlkit-starter")
         return _pool
-
-
-def living_children() -> list[Child]:
-    """The children of this process that have not ended."""
-    return [child for child in list(_children) if child.alive]
 
 
 def _kill_all() -> None:

@@ -157,7 +157,7 @@ async def _within(work: Coroutine[Any, Any, Any], seconds: float | None) -> Any:
             task.cancel()
             task.add_done_callback(
                 lambda late: late.cancelled() or late.exception()
-            )  # else asyncio warns that nobody read it
+            )  # else asyncio warns that it was not read
     if not task.done():
         raise TimedOut
     return task.result()

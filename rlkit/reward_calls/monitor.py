@@ -52,5 +52,5 @@ class Monitor:
                     f"reward function {name!r} gave {mean:g} to every completion of the last {self.patience} steps"
                 )
         for text in news:
-            logger.warning("%s; it teaches nothing. Is it still meant to be here?", text)
+            logger.warning("%s; it gives no signal. Is it still needed?", text)
         return news

@@ -20,7 +20,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from rlkit.reward_calls.child import Child, TimedOut, living_children
+from rlkit.reward_calls.child import Child, TimedOut
 
 PROGRAM = Path(__file__).with_name("worker_main.py")
 START_SECONDS = 120.0  # for the imports of a function's module, on a busy machine; not part of any timeout
@@ -28,7 +28,7 @@ LARGEST = 64 * 2**20  # bytes of a pickled function; one that holds a model stay
 
 
 class CannotSend(Exception):
-    """A function that cannot be brought into another process; the text says why."""
+    """A function cannot be sent to another process; the message gives the reason."""
 
 
 class Worker(Child):
@@ -126,11 +126,6 @@ def give_back(worker: Worker) -> None:
             _idle.append(worker)
     else:
         worker.close()
-
-
-def worker_pids() -> list[int]:
-    """Process ids of all workers, idle or busy."""
-    return [child.pid for child in living_children() if isinstance(child, Worker)]
 
 
 def _forget() -> None:

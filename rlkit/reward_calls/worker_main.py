@@ -61,7 +61,7 @@ def described(error: BaseException) -> tuple[str, str]:
 
 
 def copied(values: Any) -> Any:
-    """A column that a function logs as a list; what is no list stays, and the parent refuses it."""
+    """A logged column as a list; other values stay as they are, and the parent refuses them."""
     if values is None or isinstance(values, str | bytes | dict | int | float):
         return values
     return values.tolist() if hasattr(values, "tolist") else list(values)

@@ -39,7 +39,7 @@ def cases_of(tests: Any, *, entry: str | None = None, setup: str = "") -> tuple[
     r"""Read the tests of a row.
 
     Args:
-        tests: in one of the forms above; None, "" and [] are no tests.
+        tests: in one of the forms above; None, "" and [] mean that the row has none.
         entry: name of the function that is tested, for `check(candidate)` and for inputs that are arguments.
         setup: Python to run before the tests.
 
@@ -153,7 +153,7 @@ def _pair(given: Any, wanted: Any, name: str | None) -> Case:
     lines = [[one] if isinstance(one, str) else one for one in (given, wanted)]  # APPS has texts, and lists of lines
     if not all(isinstance(one, list) and all(isinstance(line, str) for line in one) for one in lines):
         raise ValueError(
-            f"inputs and outputs that are no texts need the function that takes them: a key `fn_name` or a column "
+            f"inputs and outputs that are not text need the function that takes them: a key `fn_name` or a column "
             f"`entry_point`. Got {given!r:.60} and {wanted!r:.60}."
         )
     return {"stdin": "\n".join(lines[0]), "stdout": "\n".join(lines[1])}
@@ -180,7 +180,7 @@ def _parsed(source: str) -> ast.Module:
             warnings.simplefilter("ignore")  # "invalid escape sequence" is the dataset's
             tree = ast.parse(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise ValueError(f"a test is no Python ({error}): {source!r:.120}. {ADVICE}") from None
+        raise ValueError(f"a test is not Python ({error}): {source!r:.120}. {ADVICE}") from None
     tree.body = [node for node in tree.body if not _is_main(node)]
     return tree
 
@@ -197,7 +197,7 @@ def _names(node: ast.AST) -> set[str]:
 
 
 def _call(node: ast.stmt, entry: str | None) -> str:
-    """The call of a test that is only defined; nothing for what is no test, or asks for more."""
+    """Python that calls a test function or class; "" if it is not a test, or needs other arguments."""
     if isinstance(node, ast.ClassDef):
         if not any(_dotted(base).endswith("TestCase") for base in node.bases):
             methods = [one for one in node.body if isinstance(one, ast.FunctionDef)]
@@ -218,7 +218,7 @@ def _call(node: ast.stmt, entry: str | None) -> str:
 
 
 def _needed(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
-    """How many arguments a call must give."""
+    """Number of required arguments."""
     return len(node.args.posonlyargs + node.args.args) - len(node.args.defaults) + node.args.kw_defaults.count(None)
 
 
@@ -227,7 +227,7 @@ def _dotted(node: ast.expr) -> str:
 
 
 def _called(node: ast.expr | None) -> str:
-    """Name of what a call calls; nothing where it is no call."""
+    """Name of the called function; "" for a node that is not a call."""
     return _dotted(node.func) if isinstance(node, ast.Call) else ""
 
 

@@ -38,7 +38,7 @@ def limit(job):
 
 
 def end_after(seconds):
-    """Code that only waits uses no processor time; this ends it, also if whoever started this process is gone."""
+    """End this process after a wall time: waiting uses no processor time, and the parent may have ended."""
     end, wait = os._exit, time.sleep
     watchdog = threading.Thread(target=lambda: (wait(seconds), end(1)), daemon=True)
     watchdog.start()
@@ -126,7 +126,7 @@ def run(job):
 
 
 def main():
-    """Read the job, run it, write what passed to where only this function knows."""
+    """Read the job, run it, and write the results to a descriptor that the code is not given."""
     job = json.loads(sys.stdin.readline())
     report = os.dup(1)
     nothing = os.open(os.devnull, os.O_RDWR)

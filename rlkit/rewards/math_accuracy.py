@@ -30,7 +30,7 @@ LATE = {"error": "took too long", "late": True}
 
 WORKER = Path(__file__).with_name("math_worker.py")
 START_SECONDS = 120.0  # to import sympy on a busy machine
-GRACE_SECONDS = 10.0  # for the kernel's end of a question to be told; a worker that is silent longer is killed
+GRACE_SECONDS = 10.0  # beyond the limit of a question, until a worker without an answer is killed
 
 
 class MathProcess:
@@ -43,7 +43,7 @@ class MathProcess:
     def ask(
         self, gold: str, answer: str | None, seconds: float, *, processor_seconds: float | None = None
     ) -> dict[str, Any]:
-        """What math-verify says of an answer: "gold", "answer" and "correct", or an "error", which is "late" or not.
+        """The verdict of math-verify: "gold", "answer" and "correct", or an "error", which is "late" or not.
 
         Without an answer only the gold is parsed. `processor_seconds` is a further bound, which a busy machine does not
         shorten.
@@ -73,7 +73,7 @@ class MathProcess:
             raise ImportError("rlkit.rewards.accuracy needs math-verify: pip install 'rlkit-llm[math]'.")
         self.child = Child([sys.executable, "-I", str(WORKER)], stderr=subprocess.DEVNULL)
         try:
-            self.child.ask(b"", START_SECONDS)  # it says when it is ready
+            self.child.ask(b"", START_SECONDS)  # it writes a line when it is ready
         except (TimedOut, Died) as error:
             raise RuntimeError("rlkit.rewards.accuracy: the process for math-verify did not start.") from error
         return self.child
@@ -93,8 +93,8 @@ class Accuracy:
         column: of the right answer; None takes `answer`, else `solution`.
         timeout: seconds for one completion, > 0. The slow ones of a call, however many, have three timeouts together
             (of processor time): each is first given a thirty-second of the timeout, which is many times what an
-            ordinary one needs; those that need more then share what is left. What is over ends the search: the rest
-            of the call is lost, too.
+            ordinary one needs; those that need more then share what is left. When that is used up, the remaining
+            completions get `on_timeout` too.
         on_timeout: what a completion gets that takes longer, or breaks math-verify; None abstains. Use 0.0 where a
             policy might learn to write such things.
 
@@ -143,7 +143,7 @@ class Accuracy:
         return None if found["correct"] is None else float(found["correct"])
 
     def _judge_all(self, pairs: Sequence[tuple[Any, str]]) -> list[dict[str, Any]]:
-        """What math-verify says of each (gold, text); a quick round for all, a second one for the slow."""
+        """The verdict of math-verify on each (gold, text); a quick round for all, a second one for the slow."""
         found: list[dict[str, Any]] = [LATE] * len(pairs)
         left = CALL_BUDGET * self.timeout
         slow = list(range(len(pairs)))

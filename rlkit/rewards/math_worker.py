@@ -1,8 +1,8 @@
 """The process in which math-verify runs: one JSON line in, one out. Started by `math_accuracy`, with nothing of rlkit.
 
 math-verify bounds its time by signal.alarm, which works in a main thread only, and some expressions
-keep sympy in one C call for ever. Here its timeouts are off, and the kernel ends the process that judges: timers whose
-signals nobody handles. It does so even if the process that asked is gone.
+keep sympy in one C call for ever. Here its timeouts are off, and the kernel ends the process that judges, by timers
+whose signals have no handler, even if the asking process has ended.
 
 That process is a child of this one, which has only imported what it needs. To import sympy takes seconds, to fork
 again after an expression that hung takes milliseconds.
@@ -74,7 +74,7 @@ def serve():
         signal.setitimer(signal.ITIMER_PROF, job["processor_seconds"])
         try:
             answer = judge(job)
-        except Exception as error:  # said to whoever asked
+        except Exception as error:  # sent as the answer
             answer = {"error": f"{type(error).__name__}: {error}"[:500]}
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.setitimer(signal.ITIMER_PROF, 0)

@@ -68,7 +68,7 @@ class _PathRule(ctypes.Structure):
 
 
 def confine(filter_program: bytes, folder: str = ".") -> list[str]:
-    """Allow this process its folder, Python's files, threads and arithmetic; for ever.
+    """Restrict this process permanently to its folder, Python's files, threads and arithmetic.
 
     Args:
         filter_program: from `system_calls`; empty where there is none.

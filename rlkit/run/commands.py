@@ -168,7 +168,7 @@ class Inbox:
     def _new_lines(self) -> list[bytes]:
         new: list[bytes] = []
         for lines, replaced in self._lines.read_bytes():
-            if replaced:  # someone emptied it
+            if replaced:  # it was emptied
                 self.taken, new = 0, []
             new += lines
         if self._has_history:  # what stands there before the loop begins

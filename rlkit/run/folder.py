@@ -79,9 +79,9 @@ def keep_lines(file: Path, wanted: Callable[[dict[str, Any]], bool]) -> None:
 
 
 def gone(folder: Path) -> FileNotFoundError:
-    """Return the error for a run's folder that no longer exists: what is lost, what is not, and how to go on."""
+    """Return the error for a run's folder that no longer exists: what is lost, what is kept, and how to continue."""
     return FileNotFoundError(
-        f"Run: the folder {folder} is gone; it was deleted or moved while the run went. Its log, rollouts and "
+        f"Run: the folder {folder} is gone; it was deleted or moved during the run. Its log, rollouts and "
         "checkpoints are lost, unless it was moved: then move it back and run the loop again, which goes on where it "
         "stopped. Policy and optimizer are in memory as the last update left them: policy.save_pretrained(...) keeps "
         "the weights, and the same loop with a new rl.Run(...) trains them on."
@@ -89,7 +89,7 @@ def gone(folder: Path) -> FileNotFoundError:
 
 
 def need_folder(folder: Path) -> None:
-    """Raise FileNotFoundError if a run's folder is gone: a new one would look like a run without a past."""
+    """Raise FileNotFoundError if a run's folder is gone: a new one would look like a run without steps."""
     if not folder.is_dir():
         raise gone(folder)
 

@@ -35,7 +35,7 @@ class Change:
 
 
 class Changes:
-    """The changes of one run. Every process knows those to repeat, the main one writes."""
+    """The changes of one run. Every process holds those to repeat; the main one writes."""
 
     def __init__(self) -> None:
         self._to_come: list[Change] = []

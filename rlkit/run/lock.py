@@ -32,7 +32,7 @@ def lock(folder: Path) -> None:
             if other is not None and (other["host"] != mine["host"] or lives(other["pid"])):
                 raise RuntimeError(
                     f"Run: {folder} is in use by process {other['pid']} on {other['host']}. Wait for it, stop it, or "
-                    f"choose another folder; if that process is gone, delete {file}."
+                    f"choose another folder; if that process has ended, delete {file}."
                 )
             file.unlink(missing_ok=True)
 

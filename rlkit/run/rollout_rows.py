@@ -39,6 +39,18 @@ NUMBERS = (
 UNKNOWN = "\ufffd"
 
 
+@dataclass(frozen=True)
+class StepRecords:
+    """What `Run.log` is given of a step."""
+
+    rollout: Rollout | None = None
+    scores: Scores | None = None
+    advantages: Tensor | None = None
+    update: Update | None = None
+    ref_logps: Tensor | None = None
+    new_logps: Tensor | None = None
+
+
 @dataclass
 class Rows:
     """The completions of one process: B rows, as numpy arrays and lists."""
@@ -54,18 +66,12 @@ class Rows:
     epsilon: tuple[float | None, float | None] = (None, None)  # clip range of the loss, below and above 1
 
 
-def rows_of(
-    rollout: Rollout,
-    scores: Scores | None,
-    advantages: Tensor | None,
-    update: Update | None,
-    ref_logps: Tensor | None,
-    new_logps: Tensor | None,
-) -> Rows:
+def rows_of(rollout: Rollout, given: StepRecords) -> Rows:
     """Return this process's rows. A record whose shape differs from the rollout's is left out."""
+    scores, update = given.scores, given.update
     mask = rollout.completion_mask.cpu()
-    tokens = {"sampler_logp": rollout.sampler_logp, "ref_logp": ref_logps, "new_logp": new_logps}
-    rows: dict[str, Tensor | None] = {"advantage": advantages}
+    tokens = {"sampler_logp": rollout.sampler_logp, "ref_logp": given.ref_logps, "new_logp": given.new_logps}
+    rows: dict[str, Tensor | None] = {"advantage": given.advantages}
     if update is not None:
         tokens |= {"logp": update.logp, "old_logp": update.old_logp, "entropy": update.entropy}
         tokens["loss_mask"] = update.loss_mask

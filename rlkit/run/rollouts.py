@@ -13,10 +13,10 @@ import pickle
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rlkit.distributed import collectives
-from rlkit.run.rollout_rows import Rows, check_columns, rows_of, table_of
+from rlkit.run.rollout_rows import Rows, StepRecords, check_columns, rows_of, table_of
 from rlkit.support.files import regular, written_whole
 
 if TYPE_CHECKING:
@@ -99,16 +99,15 @@ class RolloutWriter:
         self._thinning: Thinning | None = None
         self._warned = False
 
-    def write(self, run: Path, step: int, *records: Any) -> "pa.Table | None":
-        """Write a step, if it is one of those to keep, and return the table on the main process.
-
-        Every process calls it, with the arguments of `rows_of`.
+    def write(self, run: Path, step: int, given: StepRecords) -> "pa.Table | None":
+        """Write the rollout of a step, if it is one to keep, and return the table on the main process. Every process
+        calls it.
         """
-        if self._every is None or step % self._every:
+        if given.rollout is None or self._every is None or step % self._every:
             return None
         mine: Rows | bytes | str
         try:
-            mine = rows_of(*records)
+            mine = rows_of(given.rollout, given)
             if collectives.is_many():
                 mine = pickle.dumps(mine)  # here, where an error can be sent to the waiting processes
         except Exception as error:

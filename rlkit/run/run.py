@@ -22,6 +22,7 @@ from rlkit.run.location import Home
 from rlkit.run.loop import loop_over
 from rlkit.run.plot import plot_metrics
 from rlkit.run.reader import RunReader
+from rlkit.run.rollout_rows import StepRecords
 from rlkit.run.rollouts import RolloutWriter
 from rlkit.run.state import RunState
 from rlkit.run.status import StopReason
@@ -303,7 +304,8 @@ class Run(Controls):
             TypeError: an extra value that is not a number (the message names it), or a step that is not a whole number.
         """
         extra |= {f"knobs/{name}": value for name, value in self._state.numbers.values().items()}
-        return self._state.log.write(step, rollout, scores, advantages, update, ref_logps, new_logps, extra)
+        given = StepRecords(rollout, scores, advantages, update, ref_logps, new_logps)
+        return self._state.log.write(step, given, extra)
 
     def count_reward_calls(self, calls: int) -> None:
         """Add completions that were scored outside the loop (stage 1 of A*-PO), so that methods compare fairly."""

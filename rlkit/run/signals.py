@@ -25,7 +25,7 @@ _early: list[float] = []  # when preemptions came before the first step
 
 
 class StopFlag:
-    """The signal that came, as a reason to stop; None if none came. `say` prints a line."""
+    """The received signal as a reason to stop; None if none was received. `say` prints a line."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self.reason: SignalReason | None = None

@@ -17,11 +17,12 @@ from rlkit.metrics import advantage_metrics, for_json, kl_row_metrics, length_me
 from rlkit.reward_calls.monitor import Monitor
 from rlkit.run.folder import append_line
 from rlkit.run.location import Home
+from rlkit.run.rollout_rows import StepRecords
 from rlkit.run.rollouts import RolloutWriter
 from rlkit.run.trackers import Trackers
 from rlkit.step_checks import check_pairing
 from rlkit.support.scalars import number_of
-from rlkit.types import Rollout, Scores, Update
+from rlkit.types import Scores
 
 LINE = ("reward", "kl", "clip_ratio/region_mean", "entropy", "completions/mean_length", "loss", "grad_norm")
 
@@ -46,17 +47,7 @@ class StepLog:
         self.print_every: int | None = None  # print a line every this many steps
         self.trackers = Trackers()
 
-    def write(
-        self,
-        step: int,
-        rollout: Rollout | None,
-        scores: Scores | None,
-        advantages: Tensor | None,
-        update: Update | None,
-        ref_logps: Tensor | None,
-        new_logps: Tensor | None,
-        extra: Mapping[str, Any],
-    ) -> dict[str, int | float | None]:
+    def write(self, step: int, given: StepRecords, extra: Mapping[str, Any]) -> dict[str, int | float | None]:
         """Log a step; see `Run.log`. Every process calls it."""
         try:
             step = operator.index(step)  # numpy's and torch's integers too
@@ -64,17 +55,14 @@ class StepLog:
             raise TypeError(f"run.log: step must be a whole number, as run.steps yields it, got {step!r}.") from None
         if self.step is not None and step <= self.step:
             raise ValueError(f"run.log: step {step} comes after step {self.step} was logged; log each step once.")
-        check_pairing("run.log", rollout, scores, advantages, update, ref_logps=ref_logps, new_logps=new_logps)
-        metrics, counters = measure(self.counters, rollout, scores, advantages, update, ref_logps, extra)
+        check_pairing("run.log", **vars(given))
+        metrics, counters = measure(self.counters, given, extra)
         line = {"step": step, **for_json(metrics)}
         folder, is_main = self._home.path, collectives.rank() == 0
         if is_main:
             append_line(folder / "metrics.jsonl", line)
         self.step, self.last, self.counters = step, line, counters
-        table = None
-        if rollout is not None:
-            table = self._rollouts.write(folder, step, rollout, scores, advantages, update, ref_logps, new_logps)
-        self.trackers.log(folder, line, table)
+        self.trackers.log(folder, line, self._rollouts.write(folder, step, given))
         if is_main:
             self._monitor.update(line)
             if self.print_every is not None and step % self.print_every == 0:
@@ -82,16 +70,9 @@ class StepLog:
         return line
 
 
-def measure(
-    counters: Counters,
-    rollout: Rollout | None,
-    scores: Scores | None,
-    advantages: Tensor | None,
-    update: Update | None,
-    ref_logps: Tensor | None,
-    extra: Mapping[str, Any],
-) -> tuple[dict[str, float], Counters]:
+def measure(counters: Counters, given: StepRecords, extra: Mapping[str, Any]) -> tuple[dict[str, float], Counters]:
     """Return the metrics of one step and the counters after it; see `Run.log`."""
+    rollout, scores, ref_logps = given.rollout, given.scores, given.ref_logps
     if ref_logps is not None and rollout is None:
         raise ValueError("run.log: ref_logps needs the rollout that they belong to.")
     metrics: dict[str, float] = {}
@@ -112,10 +93,10 @@ def measure(
         calls += len(scores)
         metrics |= {"reward_calls": float(calls)} | dict(scores.metrics)
         metrics |= reward_metrics(scores.reward, scores.parts, scores.names, scores.group_id)
-    if advantages is not None:
-        metrics |= advantage_metrics(collectives.gather_rows({"advantages": advantages})["advantages"])
-    if update is not None:
-        metrics |= dict(update.metrics)
+    if given.advantages is not None:
+        metrics |= advantage_metrics(collectives.gather_rows({"advantages": given.advantages})["advantages"])
+    if given.update is not None:
+        metrics |= dict(given.update.metrics)
     for name, value in extra.items():
         if name in metrics:
             raise ValueError(f"run.log: {name!r} is measured already; choose another name for the extra number.")

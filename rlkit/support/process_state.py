@@ -1,9 +1,11 @@
-"""State that belongs to the process or to one of its threads, all of it in this module.
+"""State that any part of rlkit may read, of the process or of one of its threads.
 
 - `current`: the flags of an exported script, so that its cells need not pass them. `rlkit.script` fills it; `Run`,
   `setup` and `PromptLoader` read it. In a notebook nothing is set.
 - `loop`: per thread, the length of the loop that runs in it, for rewards with a schedule (`trainer_state.max_steps`).
 - `clock`: per thread, the seconds of each phase of a step (timing.py).
+
+Resources (child processes, event loops, open dashboards) are private to the module that makes them.
 """
 
 import threading

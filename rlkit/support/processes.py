@@ -14,10 +14,10 @@ DIES_WITH_PARENT = "RLKIT_DIES_WITH_PARENT"
 """Environment variable of the processes of a vLLM server that rlkit has started: process id of the supervisor."""
 
 
-def free_port(host: str = "127.0.0.1") -> int:
+def free_port() -> int:
     """A port that is free at this moment."""
     with socket.socket() as probe:
-        probe.bind((host, 0))
+        probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
@@ -25,7 +25,7 @@ def die_with_parent(parent: int | None = None) -> None:
     """Have the kernel kill this process (SIGKILL) when the parent thread that started it ends. Linux only.
 
     Args:
-        parent: expected process id of the parent; if it is gone already, this process ends at once, on any system.
+        parent: expected process id of the parent; if it has ended already, this process ends at once, on any system.
     """
     if sys.platform.startswith("linux"):
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)

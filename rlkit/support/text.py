@@ -97,7 +97,7 @@ def say(text: object, *, end: str = "\n", flush: bool = False) -> None:
 
 
 def tolerate_encodings() -> None:
-    """Let all output of this process, help texts too, be printed as `say` does; for the start of a program."""
+    """Make all output of this process tolerate the terminal's encoding, as `say` does; for the start of a program."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(AttributeError, OSError, ValueError):  # None, closed, or not a file
             stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]

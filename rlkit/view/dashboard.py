@@ -189,7 +189,7 @@ class Dashboard:
         """Return the result of `work`. A fault is noted once, shown in the view, and never reaches the loop."""
         try:
             return work()
-        except Exception as error:  # whatever it is: the run matters more than its picture
+        except Exception as error:  # of any kind: a fault of the view must not stop the run
             text = f"The view had a fault: {type(error).__name__}: {error}"[:500]
             if self._faults.setdefault(type(error).__name__, text) is text and self._box is not None:
                 with contextlib.suppress(Exception):
@@ -237,7 +237,7 @@ class Dashboard:
                 self._lock.waive()
 
     def _after_cell(self, result: Any = None) -> None:
-        """A cell has ended: if the notebook is saved now, the picture is the state of now."""
+        """Renew the picture after a cell, so that a saved notebook shows the present state."""
         with self._lock:
             self.refresh()
             if self._stale and not self._closed.is_set():
@@ -258,7 +258,7 @@ class Dashboard:
         return {"text/html": page, "text/plain": as_text(self._known)}
 
     def close(self) -> None:
-        """End it: the thread stops, the widgets go, the picture stays."""
+        """Stop the thread and close the widgets; the picture stays."""
         with self._lock:
             if self._closed.is_set():
                 return
@@ -287,7 +287,7 @@ class Dashboard:
 
 
 def _close_whole(widget: Any) -> None:
-    """Close a widget with its layout and style, which ipywidgets keeps for ever."""
+    """Close a widget with its layout and style, which ipywidgets would keep."""
     for part in list(widget._trait_values.values()):
         if hasattr(part, "close") and hasattr(part, "comm"):
             part.close()

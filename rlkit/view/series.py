@@ -73,11 +73,11 @@ class Curve:
         values = points[first, 2]
         return points[first, 1], np.where(np.isfinite(values), values, np.nan)
 
-    def gap_steps(self, most: int = 200) -> np.ndarray:
-        """The (at most `most`) steps where values that are not finite were first seen, one per bucket."""
+    def gap_steps(self) -> np.ndarray:
+        """The (at most 200) steps where values that are not finite were first seen, one per bucket."""
         rows = self._all()
         steps = rows[rows[:, 6] > 0, 7]
-        return steps if len(steps) <= most else steps[np.linspace(0, len(steps) - 1, most).astype(int)]
+        return steps if len(steps) <= 200 else steps[np.linspace(0, len(steps) - 1, 200).astype(int)]
 
     def _all(self) -> np.ndarray:
         return np.concatenate([self._done, _reduce(self._tail[None])]) if len(self._tail) else self._done

@@ -104,7 +104,7 @@ def _spoken(chart: Chart) -> str:
     return f"{chart.title}: {said}" if said else chart.title
 
 
-def chart_as_svg(chart: Chart, runs: Sequence[str], size: tuple[int, int] = SIZE) -> str:
+def chart_as_svg(chart: Chart, runs: Sequence[str]) -> str:
     """One chart as an SVG picture; with several runs their curves are told apart by colour."""
     many = len(runs) > 1
     title = chart.title + f", {chart.unit}" * bool(chart.unit)
@@ -114,7 +114,7 @@ def chart_as_svg(chart: Chart, runs: Sequence[str], size: tuple[int, int] = SIZE
         shares = chart.heat.shares[:, keep].tolist()
         color = COLORS[chart.run % len(COLORS)]
         cells = Cells(chart.heat.steps[keep].tolist(), chart.heat.rewards.tolist(), shares, color)
-        return picture(title, {}, size=size, cells=cells)
+        return picture(title, {}, size=SIZE, cells=cells)
     lines = chart.lines
     if many:  # one curve a run: the first of the chart
         lines = tuple(line for line in lines if line.label == lines[0].label)
@@ -126,7 +126,7 @@ def chart_as_svg(chart: Chart, runs: Sequence[str], size: tuple[int, int] = SIZE
         for line in lines
     }
     colors = [COLORS[line.run % len(COLORS)] for line in lines] if many else COLORS
-    return picture(title, curves, size=size, colors=colors, level=chart.warn, floor=floor, stacked=chart.stacked)
+    return picture(title, curves, size=SIZE, colors=colors, level=chart.warn, floor=floor, stacked=chart.stacked)
 
 
 def _table(history: History, many: bool) -> str:

@@ -11,7 +11,7 @@ import hashlib
 import logging
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -96,10 +96,6 @@ class ValueTable(Record):
         for tensor in (self.row_id, self.rewards):
             found.update(tensor.cpu().contiguous().numpy().tobytes())
         return found.hexdigest()
-
-    def with_beta1(self, beta1: float) -> "ValueTable":
-        """The same samples seen with another beta1; no sampling."""
-        return replace(self, beta1=beta1)
 
     def __call__(self, rollout: Rollout) -> Float[Tensor, " B"]:
         """(B,) V* of each row's prompt.

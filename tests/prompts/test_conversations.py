@@ -3,12 +3,22 @@
 import logging
 
 import pytest
-from builders import BOS, CHAT_TEMPLATE, CONTEXT, EOS, VOCABULARY, character_tokenizer, ids_of, tiny_policy
+from builders import (
+    BOS,
+    CHAT_TEMPLATE,
+    CONTEXT,
+    EOS,
+    VOCABULARY,
+    character_tokenizer,
+    ids_of,
+    tiny_policy,
+    tokenize_prompt,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import rlkit as rl
-from rlkit.prompts import PromptTokenizer, content_id, tokenize_prompt
+from rlkit.prompts import PromptTokenizer, content_id
 
 # Reads a setting, and leaves out every role that it does not know, as many real templates do.
 STRICT = (

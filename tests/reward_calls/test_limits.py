@@ -17,7 +17,7 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
-from builders import make_rollout
+from builders import make_rollout, worker_pids
 from waiting import LONG, alive, interrupt_when, until
 
 import rlkit as rl
@@ -40,7 +40,7 @@ def nothing_left():
     close_workers()  # of other tests: their error stream is one that was captured then
     before = {child.pid for child in psutil.Process().children(recursive=True)}
     yield
-    kept = worker.worker_pids()
+    kept = worker_pids()
     close_workers()
     until(lambda: not [child for child in children() if child.pid not in before], "the end of what was killed")
     assert not any(psutil.pid_exists(pid) for pid in kept)
@@ -150,7 +150,7 @@ def test_the_next_call_works_and_processes_do_not_add_up():
     for _ in range(3):
         scores = rl.score(ROLLOUT, reward, timeout=TIMEOUT, on_timeout=-5.0)
         assert scores.reward.tolist() == [1.0, 2.0, -5.0, 0.0, 3.0, 1.0]
-        assert len(worker.worker_pids()) <= 1
+        assert len(worker_pids()) <= 1
 
 
 def test_many_that_hang_are_bounded_all_together(started):
@@ -387,7 +387,7 @@ def test_a_script_is_not_run_again_and_its_globals_are_sent(tmp_path):
             f"""
             import re, sys, functools
             sys.path.insert(0, {str(Path(__file__).parent.parent)!r})
-            from builders import make_rollout
+            from builders import make_rollout, worker_pids
             import rlkit as rl
             print("started", flush=True)
             PATTERN = re.compile("b+")
@@ -423,9 +423,8 @@ def test_workers_end_with_the_process_that_started_them(tmp_path, way):
             f"""
             import os, sys, threading, time
             sys.path.insert(0, {str(Path(__file__).parent.parent)!r})
-            from builders import make_rollout
+            from builders import make_rollout, worker_pids
             import rlkit as rl
-            from rlkit.reward_calls.worker import worker_pids
             def endless(completions):
                 open("begun", "w").close()
                 while True: pass

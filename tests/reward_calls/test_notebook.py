@@ -12,9 +12,8 @@ SET_UP = f"""
 import sys
 sys.path.insert(0, {str(Path(__file__).parent.parent)!r})
 import asyncio, re, time
-from builders import make_rollout
+from builders import make_rollout, worker_pids
 import rlkit as rl
-from rlkit.reward_calls.worker import worker_pids
 rollout = make_rollout((1, 1, 1), completions=("ab", "bad", "b"))
 PATTERN = re.compile("b")
 def helper(text):

@@ -14,7 +14,7 @@ from rlkit.record import printable
 from rlkit.run.line_files import read_lines
 from rlkit.run.lock import unlock
 from rlkit.run.reader import RunReader
-from rlkit.run.rollout_rows import rows_of, table_of
+from rlkit.run.rollout_rows import StepRecords, rows_of, table_of
 from rlkit.run.rollouts import MOST_PARTS, RolloutWriter, Thinning, cut_parts, kept_steps, part_of, spare, write_part
 
 HOSTILE = {
@@ -135,8 +135,8 @@ def test_what_a_step_does_not_have_is_null(run):
 def test_a_share_without_rows_changes_nothing():
     """A process may have none, when there are fewer prompts than processes."""
     rollout, scores = make_rollout(), make_scores([1, 0, 1, 0], [0, 0, 1, 1])
-    rows = rows_of(rollout, scores, torch.ones(4), None, None, None)
-    none = rows_of(rollout.select([]), make_scores([]), torch.ones(0), None, None, None)
+    rows = rows_of(rollout, StepRecords(rollout, scores, torch.ones(4)))
+    none = rows_of(rollout.select([]), StepRecords(None, make_scores([]), torch.ones(0)))
     assert table_of(3, [rows, none]).equals(table_of(3, [none, rows])) and table_of(3, [rows]).num_rows == 4
     assert table_of(3, [none]).num_rows == 0
 
@@ -257,7 +257,7 @@ def tables(run, steps, limit=2**30):
     run.mkdir(parents=True, exist_ok=True)
     thinning = Thinning(run, limit)
     for step in steps:
-        write_part(run, step, table_of(step, [rows_of(make_rollout(seed=step), None, None, None, None, None)]))
+        write_part(run, step, table_of(step, [rows_of(make_rollout(seed=step), StepRecords())]))
         thinning.added(step)
     return {step: part_of(run, step).stat().st_size for step in kept_steps(run)}
 
@@ -335,9 +335,9 @@ def test_a_process_that_cannot_send_its_rows_says_so_and_keeps_nobody_waiting(tm
     writer = RolloutWriter(1, 2**20)
     rollout = make_rollout(columns={"mine": (lambda: 0,) * 4})
     with pytest.warns(UserWarning, match="was not written, the training goes on.*pickle"):
-        assert writer.write(tmp_path, 0, rollout, None, None, None, None, None) is None
+        assert writer.write(tmp_path, 0, StepRecords(rollout)) is None
     assert len(sent) == 1 and isinstance(sent[0], str)
-    assert writer.write(tmp_path, 1, make_rollout(), None, None, None, None, None).num_rows == 4
+    assert writer.write(tmp_path, 1, StepRecords(make_rollout())).num_rows == 4
     assert kept_steps(tmp_path) == [1]
 
 

@@ -204,11 +204,11 @@ def test_what_was_asked_wrongly_is_named(tmp_path):
 
 
 def test_the_table_of_completions_is_trls_and_bounded(tmp_path):
-    from rlkit.run.rollout_rows import rows_of, table_of
+    from rlkit.run.rollout_rows import StepRecords, rows_of, table_of
 
     rows = TABLE_ROWS + 5
     rollout, scores = make_rollout([1] * rows), make_scores([1.0] * rows)
-    frame = completions_frame(table_of(3, [rows_of(rollout, scores, torch.ones(rows), None, None, None)]))
+    frame = completions_frame(table_of(3, [rows_of(rollout, StepRecords(rollout, scores, torch.ones(rows)))]))
     assert list(frame.columns) == ["step", "prompt", "completion", "r", "advantage"]
     assert len(frame) == TABLE_ROWS and frame["completion"].tolist() == [str(row) for row in range(TABLE_ROWS)]
 

@@ -10,12 +10,11 @@ import time
 from pathlib import Path
 
 import torch
-from builders import tiny_policy
+from builders import tiny_policy, worker_pids
 from parts import ROWS, liked, write, write_json
 
 import rlkit as rl
 from rlkit.distributed import collectives
-from rlkit.reward_calls.worker import worker_pids
 
 
 def rank_in_group(completions, group_ids):

@@ -23,7 +23,7 @@ def _option(default: Any, metavar: str, text: str, *, flag: str = "") -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class SlurmSettings:
-    """What a job asks for, and what it runs; each field is an option of `rlkit export`, and says there what it means.
+    """Resources and program of a job; each field is an option of `rlkit export`, whose help explains it.
 
     Raises:
         ValueError: an invalid value.

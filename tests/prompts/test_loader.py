@@ -15,12 +15,13 @@ from builders import (
     character_tokenizer,
     ids_of,
     tiny_policy,
+    tokenize_prompt,
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import rlkit as rl
-from rlkit.prompts import content_id, tokenize_prompt
+from rlkit.prompts import content_id
 
 ROWS = [{"prompt": f"{row}+1=", "answer": row + 1} for row in range(10)]
 

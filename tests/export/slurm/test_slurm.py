@@ -688,7 +688,7 @@ def test_a_preempted_run_goes_on_where_it_stopped(start, tmp_path):
     path = f"{tmp_path / 'bin'}:{Path(sys.executable).parent}:/usr/bin:/bin"
     variables = {
         "PATH": path,
-        "PYTHONPATH": str(Path(__file__).parents[2]),
+        "PYTHONPATH": str(Path(__file__).parents[3]),
         "SHIM_NODES": "localhost",
         "OMP_NUM_THREADS": "1",
         "HF_HUB_OFFLINE": "1",
