@@ -1,6 +1,8 @@
 """`python -m rlkit.cli`."""
 
+import sys
+
 from rlkit.cli import main
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

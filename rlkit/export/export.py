@@ -14,6 +14,7 @@ from rlkit.export.problems import ExportError, Problem
 from rlkit.export.reading import GENERATED, read_notebook
 from rlkit.export.writing import write_script
 from rlkit.record import printable
+from rlkit.support.files import regular
 from rlkit.support.notebook import notebook_path
 from rlkit.support.text import say
 
@@ -113,8 +114,12 @@ def script_path(notebook: Path, out: str | os.PathLike[str] | None, *, into_fold
 
 def write_safely(target: Path, text: str) -> None:
     """Write a script; FileExistsError for a file that `rlkit export` has not written."""
-    if target.exists() and GENERATED not in target.read_text(encoding="utf-8", errors="replace")[:2000]:
-        raise FileExistsError(f"export: {target} was not written by `rlkit export`; choose another name or delete it.")
+    if target.exists():
+        with open(target, encoding="utf-8", errors="replace", opener=regular) as written:
+            if GENERATED not in written.read(2000):
+                raise FileExistsError(
+                    f"export: {target} was not written by `rlkit export`; choose another name or delete it."
+                )
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = target.with_name(target.name + ".partial")
     partial.write_text(text, encoding="utf-8", newline="\n")

@@ -1,6 +1,8 @@
 """`rlkit export NOTEBOOK --slurm FILE --launch ...`: the command line from end to end."""
 
+import os
 import subprocess
+import sys
 
 import nbformat
 import pytest
@@ -67,3 +69,10 @@ def test_what_cannot_be_meant_is_refused(notebook, arguments, message, capsys, t
     status = main(["export", str(notebook), *arguments])
     assert status == 2 and message in capsys.readouterr().err
     assert not (tmp_path / "job").exists()
+
+
+def test_a_pipe_as_the_script_is_an_error_and_does_not_block(notebook, tmp_path):
+    os.mkfifo(tmp_path / "out.py")
+    command = [sys.executable, "-m", "rlkit.cli", "export", str(notebook), "-o", str(tmp_path / "out.py")]
+    found = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert found.returncode == 1 and "not a regular file" in found.stderr
