@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from rlkit.evaluation.statistics import bootstrap_interval, pass_at_k
-from rlkit.record import Record, text_of, with_columns
+from rlkit.record import Record, printable, text_of, with_columns
 from rlkit.step_checks import check_pairing
 from rlkit.types import Rollout, Scores
 
@@ -69,7 +69,7 @@ class Comparison(Record):
         import pandas as pd
 
         table = {"prompt": self.prompts, "before": self.before.tolist(), "after": self.after.tolist()}
-        frame = pd.DataFrame(table, index=pd.Index(self.place.tolist(), name="place"))
+        frame = pd.DataFrame(with_columns(table, {}), index=pd.Index(self.place.tolist(), name="place"))
         return frame.assign(difference=frame["after"] - frame["before"])
 
     def summary(self) -> "pd.DataFrame":
@@ -152,7 +152,7 @@ class Evaluation(Record):
             own: dict[str, Any] = {
                 "place": place,
                 "row_id": int(self.rollout.row_id[rows[0]]),
-                "prompt": text_of(self.rollout.prompts[rows[0]]),
+                "prompt": printable(text_of(self.rollout.prompts[rows[0]])),
                 "completions": len(rows),
                 "scored": len(known),
                 "reward": statistics.fmean(known) if known else math.nan,
@@ -162,7 +162,9 @@ class Evaluation(Record):
                 "truncated": statistics.fmean(cut[row] for row in rows),
             }
             columns = {name: cells[rows[0]] for name, cells in self.rollout.columns.items()}
-            table.append(own | {(f"column:{name}" if name in own else name): cell for name, cell in columns.items()})
+            table.append(
+                own | {(f"column:{name}" if name in own else name): printable(cell) for name, cell in columns.items()}
+            )
         return pd.DataFrame(table).set_index("place")
 
     def _rows_of_prompts(self) -> dict[int, list[int]]:

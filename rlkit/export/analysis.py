@@ -209,7 +209,7 @@ def analyse_cell(cell: Cell, source: str, postponed: bool = False) -> tuple[Code
             lines, layout = tuple(source.split("\n")), read_layout(source)
             units = tuple(_units(cell.number, lines, ast.parse(source).body, layout.ends, postponed))
             return CodeCell(cell, lines, units, layout), []
-    except RecursionError:
+    except (RecursionError, MemoryError):  # the compiler's, and its parser's
         fix = "Write it in several statements."
         return None, [Problem("E103", cell.number, 0, "nested too deeply for Python's compiler.", fix)]
     except (SyntaxError, ValueError, tokenize.TokenError) as error:

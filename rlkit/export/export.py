@@ -1,6 +1,7 @@
 """Export: from a notebook to the text of its script, or to the list of all problems."""
 
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +18,8 @@ from rlkit.record import printable
 from rlkit.support.files import regular
 from rlkit.support.notebook import notebook_path
 from rlkit.support.text import say
+
+FIX = "Indent it less, and give `from __future__` a line of its own; if that is not it, report it with the notebook."
 
 
 @dataclass(frozen=True)
@@ -58,9 +61,11 @@ def export_text(notebook: str | os.PathLike[str], *, name: str | None = None, st
     text = write_script(program, parameters, placement, name=str(printable(script)), version=__version__)
     try:
         compile(text, "script", "exec", dont_inherit=True)
-    except (SyntaxError, ValueError, RecursionError) as error:
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         reason = f"the cells are Python one by one, and not as one script: {error}."
-        raise ExportError(read.name, [Problem("E103", 0, 0, reason, "Please report it, with the notebook.")]) from error
+        above = "\n".join(text.split("\n")[: getattr(error, "lineno", 0) or 0])
+        cell = int(([0, *re.findall(r"^ *# %% cell (\d+)", above, re.MULTILINE)])[-1])
+        raise ExportError(read.name, [Problem("E103", cell, 0, reason, FIX)]) from error
     return Exported(read.name, text, tuple(problems))
 
 

@@ -79,7 +79,7 @@ def _line(match: Any, line: str, text: str, cell: int, number: int) -> tuple[str
     before, shown = line[: match.start_col], text.split("\n")[0].rstrip("\\").strip()
     kind = type(match).__name__
     if kind == "EscapedCommand" and shown.startswith("%"):
-        name, *arguments = shown[1:].split()
+        name, *arguments = shown[1:].split() or [""]
         wanted = DROPPED_ARGUMENTS.get(name, tuple(arguments))
         if name in DROPPED and all(argument in wanted for argument in arguments):
             left = f"{'pass  ' if before else ''}# left out: {shown}"

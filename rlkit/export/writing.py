@@ -1,5 +1,6 @@
 """The text of the script. The same notebook gives the same bytes: no dates, outputs, execution counts or paths."""
 
+import ast
 import hashlib
 import json
 import shlex
@@ -91,7 +92,7 @@ def _quoted(text: str) -> str:
 
 def _future(program: Program) -> list[str]:
     imports = [node for unit in program.units if _is_future(unit) for node in unit.nodes]
-    names = sorted({alias.name for node in imports for alias in getattr(node, "names", ())})
+    names = sorted({ast.unparse(alias) for node in imports for alias in getattr(node, "names", ())})
     return ["", f"from __future__ import {', '.join(names)}"] if names else []
 
 

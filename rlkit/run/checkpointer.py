@@ -18,6 +18,7 @@ class Checkpointer:
     def __init__(self) -> None:
         self.tracked: checkpoint.Tracked | None = None
         self.prompts: Any = None  # the loader whose position is saved
+        self.position: Any = None  # where the checkpoint left it
         self.vstar: Any = None  # the table of V* that belongs to the run
 
     def require(self, where: str) -> checkpoint.Tracked:
@@ -49,9 +50,19 @@ class Checkpointer:
         found, counters = choose(found, named=named, mine=mine)
         checkpoint.check_vstar(found, counters, self.vstar)
         checkpoint.load(found, tracked, counters)
-        if self.prompts is not None and counters.get("prompts") is not None:
-            self.prompts.load_state_dict(counters["prompts"])
+        self.position = counters.get("prompts")
+        self._put_back()
         return counters
+
+    def follow(self, prompts: Any) -> None:
+        """Save and restore the position of the loop's loader, unless another one is tracked."""
+        if self.tracked is not None and self.prompts is None and hasattr(prompts, "state_dict"):
+            self.prompts = prompts
+            self._put_back()
+
+    def _put_back(self) -> None:
+        if self.prompts is not None and self.position is not None:
+            self.prompts.load_state_dict(self.position)
 
 
 def choose(found: Path, *, named: bool, mine: bool) -> tuple[Path, dict[str, Any]]:
@@ -66,7 +77,8 @@ def choose(found: Path, *, named: bool, mine: bool) -> tuple[Path, dict[str, Any
         FileNotFoundError, RuntimeError: it is not whole, or none is; the error names the file.
     """
     fault: Exception | None = None
-    known = collectives.from_main(candidates(found.parent))
+    places = (found.parent, found, found / "ckpt") if named else (found.parent,)  # users name the run's folder too
+    known = collectives.from_main([path for place in places for path in candidates(place)])
     for candidate in (found, *(path for path in known if path != found)) if named else known:
         try:
             counters = _verified(candidate, mine)
@@ -76,7 +88,7 @@ def choose(found: Path, *, named: bool, mine: bool) -> tuple[Path, dict[str, Any
         if fault is None:
             return candidate, counters
         if named:
-            hint = f"The newest whole checkpoint beside it: run.resume({str(candidate)!r})."
+            hint = f"The newest whole checkpoint there: run.resume({str(candidate)!r})."
             raise type(fault)(f"{fault} {hint}") from None
         if collectives.rank() == 0:
             say(f"rlkit: {str(fault).removeprefix('run.resume: ')} Going on from {candidate.name} instead.")

@@ -19,6 +19,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from rlkit.run.commands import check_number
 from rlkit.support.scalars import scalar
+from rlkit.support.text import fits
 
 Bounds = tuple[float | None, float | None]
 RATES = frozenset({"lr", "initial_lr", "max_lr", "min_lr"})  # of a parameter group
@@ -190,4 +191,4 @@ class Knobs:
         return list(self._known.values())
 
     def __repr__(self) -> str:
-        return f"Knobs({', '.join(f'{name}={value}' for name, value in self._known.values().items())})"
+        return fits(f"Knobs({', '.join(f'{name}={value}' for name, value in self._known.values().items())})")

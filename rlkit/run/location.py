@@ -5,6 +5,7 @@ into: either its checkpoint is resumed, or a number is added to the name.
 """
 
 import atexit
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -65,7 +66,7 @@ class Home:
         """Return the folder of the checkpoint of `--resume`, if it is this run's; the same on every process."""
         if current.resume is None:
             return None
-        found = newest_of(self.wanted) if current.resume == "auto" else Path(current.resume)
+        found = newest_of(self.wanted) if current.resume == "auto" else Path(os.path.abspath(current.resume))
         run = collectives.from_main(found.parent.parent if found is not None else None)
         return run if run is not None and self._is_mine(run) else None
 

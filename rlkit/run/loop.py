@@ -40,10 +40,8 @@ def loop_over(
         if save_every < 1:
             raise ValueError(f"run.steps: save_every must be at least 1 or None, got {save_every}.")
         checkpointer.require("run.steps(save_every=...)")
-    if checkpointer.tracked is not None and checkpointer.prompts is None and hasattr(prompts, "state_dict"):
-        checkpointer.prompts = prompts
-    if current.resume and not state.resumed and not state.step:
-        state.resume("auto")
+    checkpointer.follow(prompts)
+    state.resume_if_asked()
     if state.step >= max_steps:
         state.say(f"rlkit: all {max_steps} steps are done; raise max_steps, or make a new Run, for more")
     return Loop(state, prompts, save_every).steps(max_steps, progress)

@@ -27,6 +27,7 @@ NEEDED: dict[str, tuple[type, ...]] = {
     "reward_calls": (int,),
     "version": (int,),
     "processes": (int,),
+    "optimizer_has_state": (bool,),
     "numbers": (dict, type(None)),
     "files": (dict,),
 }
@@ -86,9 +87,12 @@ def read_counters(checkpoint: Path) -> dict[str, Any]:
     if counters.pop("sha256", None) != _digest(counters):
         raise damaged(checkpoint, f"the contents of {FILE} differ from their checksum")
     for name, kinds in NEEDED.items():
-        value = counters.get(name)
+        value = counters.get(name, ...)
         if type(value) not in kinds or (type(value) is int and not 0 <= value < 2**53):
-            raise damaged(checkpoint, f"{FILE} has {name}={value!r}")
+            raise damaged(checkpoint, f"{FILE} has {name}={value!r:.80}")
+    for name, sums in counters["files"].items():
+        if not isinstance(sums, list) or len(sums) != 2:
+            raise damaged(checkpoint, f"{FILE} has no size and checksum of {name!r:.80}")
     return counters
 
 
@@ -101,9 +105,12 @@ def verify(checkpoint: Path, counters: Mapping[str, Any]) -> None:
     def check() -> None:
         mine = list(counters["files"].items())[collectives.rank() :: collectives.size()]
         for name, (size, _) in mine:  # sizes first, which cost nothing
-            if not (checkpoint / name).exists():
-                raise FileNotFoundError(f"run.resume: {checkpoint} is not a whole checkpoint ({name} is missing).")
-            if (found := (checkpoint / name).stat().st_size) != size:
+            try:
+                found = (checkpoint / name).stat().st_size
+            except (OSError, ValueError) as error:  # a forged name may be no name of a file
+                missing = f"run.resume: {checkpoint} is not a whole checkpoint ({name} is missing)."
+                raise FileNotFoundError(missing) from error
+            if found != size:
                 raise damaged(checkpoint, f"{name} has {found} bytes, {size} were saved")
         for name, sums in mine:
             try:

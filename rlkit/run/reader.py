@@ -26,6 +26,7 @@ from rlkit.record import printable
 from rlkit.run import evaluations
 from rlkit.run.line_files import Lines, is_step, read_json
 from rlkit.run.rollouts import kept_steps, part_of, read_part
+from rlkit.support.text import fits
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -199,7 +200,7 @@ class RunReader:
     def __repr__(self) -> str:
         last = self._metrics.columns["step"]
         done = f"{len(last)} steps logged" + (f", the last is {last[-1]:.0f}" if last else "")
-        return f"RunReader({str(self.path)!r}, {done}, rollouts of {len(self._steps)} steps)"
+        return fits(f"RunReader({str(self.path)!r}, {done}, rollouts of {len(self._steps)} steps)")
 
 
 class _Table:

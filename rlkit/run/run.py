@@ -28,6 +28,7 @@ from rlkit.run.state import RunState
 from rlkit.run.status import StopReason
 from rlkit.run.trackers import Target
 from rlkit.support.process_state import current
+from rlkit.support.text import fits
 from rlkit.types import Rollout, Scores, Update
 
 if TYPE_CHECKING:
@@ -334,4 +335,4 @@ class Run(Controls):
         return plot_metrics(self.metrics, names or ("reward",))
 
     def __repr__(self) -> str:
-        return f"Run({str(self.path)!r}, {self.step} steps done, {self.stopped or 'open'})"
+        return fits(f"Run({str(self.path)!r}, {self.step} steps done, {self.stopped or 'open'})")

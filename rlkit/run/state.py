@@ -95,6 +95,8 @@ class RunState:
 
     def save(self) -> Path:
         """Write a checkpoint; see `Run.save`. Every process calls it."""
+        self.checkpointer.require("run.save")
+        self.resume_if_asked()  # a save before the loop would become the newest checkpoint, of a policy that has none
         log = self.log
         counters = {
             "step": self.step + 1 if log.step == self.step else self.step,
@@ -104,6 +106,11 @@ class RunState:
             "numbers": self.numbers.state(),
         }
         return self.checkpointer.save(self.path, counters, log.last)
+
+    def resume_if_asked(self) -> None:
+        """Resume before the first save or step if a script's flags ask for it."""
+        if current.resume and not self.resumed and not self.step:
+            self.resume("auto")
 
     def resume(self, source: str | os.PathLike[str]) -> int:
         """Restore a checkpoint; see `Run.resume`. Every process calls it."""
@@ -120,7 +127,7 @@ class RunState:
         named = source != "auto"
         if source == "none":
             return 0
-        found = collectives.from_main(Path(source) if named else newest_of(self.home.wanted))
+        found = collectives.from_main(Path(os.path.abspath(source)) if named else newest_of(self.home.wanted))
         if found is None:
             return 0
         mine = self.home.go_on_in(found.parent.parent, wanted=not named)

@@ -123,10 +123,10 @@ def format_line(line: Mapping[str, Any]) -> str:
 
 def _mean_of(name: str, value: Any) -> float:
     """Return the number to log for an extra value; of a tensor or array, which has one value per row, the mean."""
-    if isinstance(value, np.ndarray) and value.ndim and value.dtype.kind in "biuf":
-        value = torch.from_numpy(value)
+    if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
+        value = torch.from_numpy(np.ma.filled(value.astype(np.float64), np.nan))  # any byte order, strides or mask
     if isinstance(value, Tensor) and not value.is_complex():
-        known = collectives.gather_rows({name: value.detach().float().reshape(-1)})[name]
+        known = collectives.gather_rows({name: value.detach().double().reshape(-1)})[name]
         known = known[~known.isnan()]
         return float(known.mean()) if known.numel() else float("nan")
     return number_of("run.log", name, value)

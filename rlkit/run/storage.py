@@ -109,17 +109,21 @@ class _Reader(dcp.FileSystemReader):
 
 
 class _LoadPlanner(DefaultLoadPlanner):
-    """Reads values without executing anything, and raises an error for weights that nothing takes up."""
+    """Reads values without executing anything; an error for what nothing takes up, or only as another type."""
 
     def create_local_plan(self) -> Any:
         plan = super().create_local_plan()
         assert self.metadata is not None
-        held = [key for key in self.metadata.state_dict_metadata if key.startswith(("model.", "optimizer.state."))]
+        held = self.metadata.state_dict_metadata
         unread = [key for key in held if key not in self.state_dict]
         if unread:
             raise ValueError(
                 f"the checkpoint holds {len(unread)} entries for which there is no place here: {unread[0]}, ..."
             )
+        for key, here in self.state_dict.items():
+            properties = getattr(held[key], "properties", None)
+            if properties is not None and isinstance(here, torch.Tensor) and here.dtype != properties.dtype:
+                raise ValueError(f"{key} was saved as {properties.dtype}, and is {here.dtype} here")
         return plan
 
     def load_bytes(self, read_item: Any, value: io.BytesIO) -> None:

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from rlkit.advantages import optimal_value
 from rlkit.prompts import as_rows, content_id
+from rlkit.record import frame
 from rlkit.support.text import say
 from rlkit.types import Record, Rollout, text_of
 
@@ -179,10 +180,8 @@ class ValueTable(Record):
 
     def to_pandas(self) -> "pd.DataFrame":
         """One row per prompt: V*, its standard error, mean and maximum reward, scored samples, solved."""
-        import pandas as pd
-
         scored = ~self.rewards.isnan()
-        return pd.DataFrame(
+        return frame(
             {
                 "prompt": list(self.prompts),
                 "v_star": self.values.tolist(),

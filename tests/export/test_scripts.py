@@ -147,6 +147,7 @@ SAME = {
     "walrus": ["if (n := len('abc')) > 2:\n    m = n"],
     "match": ["match [1, 2]:\n    case [a, b]:\n        c = a + b"],
     "annotations": ["from __future__ import annotations\ndef f(x: Unknown) -> None:\n    return None\na: int = 3"],
+    "future import under another name": ["from __future__ import annotations as later, division", "x = str(later)"],
     "future import late": ["a = 1", "from __future__ import annotations", "def f(x: Nope):\n    return a", "b = f(1)"],
     "bare expressions": ["1 + 1", "'text'", "a = 3\na"],
     "await": [ASYNC, "a = await double(3)"],

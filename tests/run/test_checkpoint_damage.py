@@ -98,6 +98,13 @@ def reseal(checkpoint):
     (checkpoint / "run.json").write_text(json.dumps(manifest.sealed(counters)))
 
 
+def forge(checkpoint, **values):
+    """Changes run.json and its checksum; `...` takes a value out."""
+    counters = json.loads((checkpoint / "run.json").read_text()) | values
+    kept = {name: value for name, value in counters.items() if value is not ... and name != "sha256"}
+    (checkpoint / "run.json").write_text(json.dumps(manifest.sealed(kept)))
+
+
 def again(checkpoint, damage):
     damage(checkpoint)
     reseal(checkpoint)
@@ -136,6 +143,17 @@ PASSED_OVER = {
         lambda c: again(c, lambda c: edit(c / "run.json", step="2")),
         "run.json has step='2'",
     ),
+    "forged, no logged step": (lambda c: forge(c, logged_step=...), "run.json has logged_step=Ellipsis"),
+    "forged, no word of the optimizer": (
+        lambda c: forge(c, optimizer_has_state=...),
+        "run.json has optimizer_has_state=Ellipsis",
+    ),
+    "forged, no pairs of size and checksum": (
+        lambda c: forge(c, files={SHARD: 5}),
+        f"no size and checksum of '{SHARD}'",
+    ),
+    "forged, a name that is too long": (lambda c: forge(c, files={"a" * 5000: [1, ""]}), "aaa is missing"),
+    "forged, a name that is none": (lambda c: forge(c, files={"a\0\ud800": [1, ""]}), "is missing"),
     "the folder missing": (shutil.rmtree, r"not a whole checkpoint \(run.json is missing\)"),
     "the folder a file": (lambda c: (shutil.rmtree(c), c.write_text("")), r"run.json is missing"),
     "forged, shard cut": (
@@ -209,6 +227,13 @@ def test_a_checkpoint_of_a_past_that_was_left_is_the_last_to_be_taken(ckpt, tmp_
     cut(ckpt / BEFORE / SHARD, 10)
     assert tracked(ckpt.parent)[0].resume() == 2
     assert [path.name for path in manifest.candidates(ckpt)] == [BEFORE, NEWEST]
+
+
+@pytest.mark.parametrize("place", ["", "ckpt", "ckpt/latest", "ckpt/step-000009"])
+def test_a_path_that_is_no_checkpoint_names_the_newest_there(ckpt, place):
+    run, *_ = tracked(ckpt.parent)
+    with pytest.raises(FileNotFoundError, match=rf"is not a whole checkpoint.*run\.resume\('.*{NEWEST}'\)"):
+        run.resume(ckpt.parent / place)
 
 
 @pytest.mark.parametrize("named", [False, True])
@@ -328,6 +353,40 @@ def test_a_checkpoint_of_something_else_is_refused(tmp_path, saved, policy, opti
     assert re.search(said, str(found.value)), found.value
     assert "Traceback" not in str(found.value) and len(str(found.value)) < 1000
     assert_identical(policy.model.state_dict(), before)
+
+
+@pytest.mark.parametrize(
+    ("saved", "now", "said"),
+    [
+        ({"scheduler": True}, {}, r"no place here: (scheduler\.|.*initial_lr)"),
+        ({}, {"scheduler": True}, "Missing key.*initial_lr"),
+        ({"groups": 2}, {}, r"no place here: optimizer\.param_groups\.1\."),
+        ({}, {"groups": 2}, r"Missing key.*param_groups\.1\."),
+        ({}, {"dtype": torch.bfloat16}, "was saved as torch.float32, and is torch.bfloat16 here"),
+        ({"dtype": torch.bfloat16}, {}, "was saved as torch.bfloat16, and is torch.float32 here"),
+    ],
+)
+def test_nothing_of_a_checkpoint_is_left_out_or_rounded(tmp_path, saved, now, said):
+    """A run went on without its scheduler, with the learning rate of another group, or in another precision."""
+
+    def start(scheduler=False, groups=1, dtype=torch.float32):
+        policy = tiny_policy(layers=1)
+        policy.model.to(dtype)
+        parameters = list(policy.trainable_parameters())
+        parts = [parameters[number::groups] for number in range(groups)]
+        optimizer = torch.optim.AdamW([{"params": part, "lr": 0.1 / (1 + n)} for n, part in enumerate(parts)])
+        run = rl.Run(tmp_path / "run")
+        run.track(policy, optimizer, scheduler=torch.optim.lr_scheduler.StepLR(optimizer, 1) if scheduler else None)
+        return run, policy, optimizer
+
+    train(*start(**saved), 1)
+    run, *_ = start(**now)
+    with pytest.raises(RuntimeError, match=rf"step-000001 does not fit the tracked .*{said}"):
+        run.resume()
+    unlock(run.path)
+    run, *_ = start(**saved)
+    assert run.resume() == 1
+    unlock(run.path)
     unlock(run.path)
 
 

@@ -1,5 +1,6 @@
 """What careless users, full disks, killed processes and hostile writers do to a run and its folder."""
 
+import io
 import json
 import math
 import os
@@ -284,6 +285,37 @@ def test_a_step_of_numpy_is_a_step(run, unchecked):
     assert run.log(np.int64(3), a=1)["step"] == 3
     with pytest.raises(TypeError, match=r"step must be a whole number.*4\.5"):
         run.log(4.5, a=1)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        np.array([1, 2, math.nan], ">f4"),
+        np.array([2.0, 1.0])[::-1],
+        np.array([1, 2], np.longdouble),
+        np.ma.array([1.5, 9], mask=[0, 1]),
+        np.broadcast_to(np.float32(1.5), (3,)),
+        torch.tensor([1.0, 2.0], dtype=torch.bfloat16),
+    ],
+)
+def test_an_array_of_any_make_is_a_number(run, unchecked, value):
+    assert run.log(0, a=value)["a"] == 1.5
+
+
+@pytest.mark.parametrize("value", [2**24 + 1, np.array(2**24 + 1), torch.tensor(2**24 + 1)])
+def test_a_count_keeps_its_digits(run, unchecked, value):
+    assert run.log(0, a=value, b=np.ma.masked) == {"step": 0, "a": 2**24 + 1, "b": None}
+
+
+def test_what_names_a_folder_can_be_printed_anywhere(tmp_path, unchecked, monkeypatch):
+    """`print(run)` in a terminal of another encoding."""
+    run = rl.Run(tmp_path / "ü🎉")
+    run.log(0, a=1.0)
+    knobs = run.knobs(größe=1.0)
+    with monkeypatch.context() as patch:
+        patch.setattr("sys.stdout", io.TextIOWrapper(io.BytesIO(), "cp1252"))
+        said = [repr(one) for one in (run, knobs, rl.Run.open(run.path))]
+    assert all(text.encode("cp1252") for text in said) and "größe=1.0" in said[1]
 
 
 def test_parameters_of_any_kind_are_kept(tmp_path):

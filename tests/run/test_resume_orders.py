@@ -81,6 +81,45 @@ def test_a_named_checkpoint_of_the_run_is_gone_on_from_in_its_folder(tmp_path, j
 
 
 @pytest.mark.parametrize("early", [True, False])
+@pytest.mark.parametrize("where", ["a/ckpt/step-000002", "a/ckpt", "."])
+def test_a_checkpoint_may_be_named_from_where_one_stands(tmp_path, job, monkeypatch, early, where):
+    """From inside `ckpt` it was taken for another run's, and went on in a new folder."""
+    job()
+    monkeypatch.chdir(tmp_path / where)
+    source = os.path.relpath(tmp_path / "a" / "ckpt" / "step-000002")
+    assert job(source, early=early) == ("a", 2)
+    assert folders(tmp_path) == ["a"]
+
+
+@pytest.mark.parametrize("tracks", [True, False])
+def test_the_data_go_on_where_they_were_whoever_names_the_loader(tmp_path, policy, tracks):
+    """`track` without prompts, then `resume`: the loop began with the first rows again."""
+    seen = []
+    for steps in (2, 4):
+        loader = rl.PromptLoader([{"prompt": str(row)} for row in range(8)], policy, batch_size=2, seed=0)
+        run = rl.Run(tmp_path / "a")
+        optimizer = torch.optim.SGD(policy.trainable_parameters(), lr=0.1)
+        run.track(policy, optimizer, prompts=loader if tracks else None)
+        run.resume()
+        for step, batch in run.steps(loader, steps, progress=False):
+            seen += batch.row_id.tolist()
+            run.log(step)
+        unlock(run.path)
+    assert len(set(seen)) == 8
+
+
+def test_a_save_before_the_loop_resumes_first(tmp_path, job, policy, monkeypatch):
+    """It made the fresh weights the newest checkpoint, and each start of the job began anew."""
+    job()
+    monkeypatch.setattr(current, "resume", "auto")
+    run = rl.Run(tmp_path / "a")
+    run.track(policy, torch.optim.SGD(policy.trainable_parameters(), lr=0.1))
+    assert run.save().name == "step-000004" and run.step == 4
+    unlock(run.path)
+    assert folders(tmp_path) == ["a"]
+
+
+@pytest.mark.parametrize("early", [True, False])
 def test_a_named_checkpoint_of_another_run_is_gone_on_from_in_a_folder_of_its_own(tmp_path, job, early):
     job()
     (tmp_path / "a").rename(tmp_path / "b")

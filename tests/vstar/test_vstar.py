@@ -355,3 +355,8 @@ def test_v_star_in_float64_keeps_its_digits():
     table = rl.ValueTable(row_id=torch.tensor([1]), rewards=rewards, prompts=("a",), beta1=0.5)
     want = 0.5 * math.log((math.exp(2) + 3) / 4)
     torch.testing.assert_close(table.values, torch.tensor([want], dtype=torch.float64), **FLOAT64)
+
+
+def test_a_prompt_with_half_a_letter_is_shown():
+    table = rl.ValueTable(torch.arange(2), torch.rand(2, 3), ("a\ud800", "$5"))
+    assert table.to_pandas()["prompt"].tolist() == ["a\ufffd", "$5"] and "mathjax_ignore" in table._repr_html_()

@@ -32,6 +32,7 @@ from rlkit.engines.vllm.server_settings import (
 from rlkit.engines.weights import named_weights, whole_copy
 from rlkit.loading import OFFLINE_MODELS, load_policy
 from rlkit.support.processes import free_port
+from rlkit.support.text import fits
 
 if TYPE_CHECKING:
     from rlkit.policy import Policy
@@ -95,7 +96,7 @@ class Server:
 
     def __repr__(self) -> str:
         state = "running" if self.process.poll() is None else f"ended with status {self.process.returncode}"
-        return f"Server({self.url}, {state}, log {self.log})"
+        return fits(f"Server({self.url}, {state}, log {self.log})")
 
 
 def serve(
