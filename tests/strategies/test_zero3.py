@@ -28,7 +28,15 @@ def test_on_one_process_it_is_single(policy):
 def test_its_checkpoint_is_not_for_another_strategy(policy, tmp_path, saved):
     folder = tmp_path / "run" / "ckpt" / "step-000002"
     folder.mkdir(parents=True)
-    counters = {"step": 2, "logged_step": 1, "tokens": 0, "reward_calls": 0, "version": 2, "files": {}}
+    counters = {
+        "step": 2,
+        "logged_step": 1,
+        "tokens": 0,
+        "reward_calls": 0,
+        "version": 2,
+        "files": {},
+        "optimizer_has_state": True,
+    }
     (folder / "run.json").write_text(json.dumps(sealed(counters | saved)), encoding="utf-8")
     (folder.parent / "latest").write_text(folder.name, encoding="utf-8")
     policy, optimizer = rl.setup().prepare(policy, lambda params: torch.optim.SGD(params, lr=0.5))
