@@ -36,6 +36,7 @@ def test_its_checkpoint_is_not_for_another_strategy(policy, tmp_path, saved):
         "version": 2,
         "files": {},
         "optimizer_has_state": True,
+        "numbers": None,
     }
     (folder / "run.json").write_text(json.dumps(sealed(counters | saved)), encoding="utf-8")
     (folder.parent / "latest").write_text(folder.name, encoding="utf-8")
