@@ -13,7 +13,7 @@ import pytest
 from engines.vllm.attacks import PASSED, REFUSED, SECRET, request, scope_of, status_of
 from waiting import until
 
-from rlkit.engines.vllm import guard
+from rlkit.engines.vllm import guard, server_settings
 from rlkit.engines.vllm.cleanup import scratch_folder
 from rlkit.engines.vllm.connection import Remote
 from rlkit.engines.vllm.guard import HOSTS, PREFIX, Guard, secret_for, write_secret
@@ -108,6 +108,7 @@ def test_each_server_has_a_secret_of_its_own_and_shows_it_to_nobody(monkeypatch)
     first, second = ServerSettings(), ServerSettings()
     assert first.token != second.token and len(first.token) >= 43  # 256 bits
     assert first.token not in repr(first)
+    monkeypatch.setattr(server_settings, "is_cpu_build", lambda: True)  # no vLLM is needed for this
     assert serve_environment(first, {})[guard.SECRET] == first.token
     assert serve_environment(ServerSettings(host="node7"), {HOSTS: "a,b"})[HOSTS] == "a,b,node7"
 
