@@ -126,6 +126,7 @@ MUTANTS = [
     Mutant("shares of different scores joined", "types.py", "if unlike := [part for part in parts if (part.names, *part.weights) != (parts[0].names, *parts[0].weights)]:", "if unlike := []:", "test_types.py"),
     Mutant("another rollout's scores logged", "step_checks.py", "rollout.group_id.tolist() != scores.group_id.tolist()", "len(rollout) != len(scores)", "test_types.py"),
     Mutant("another rollout's update logged", "step_checks.py", "fits = not bool((loss_mask & ~mask).any())", "fits = True", "test_types.py"),
+    Mutant("log-probabilities without a rollout dropped", "step_checks.py", "if alone := [name for name, values in logps.items() if values is not None]:", "if alone := []:", "test_types.py"),
     Mutant("scheduler of another optimizer stepped", "step_checks.py", 'if getattr(scheduler, "optimizer", optimizer) is not optimizer:', "if False:", "test_step.py"),
     Mutant("min_completion_length not counted as truncation", "sampling_params.py", "truncated or self.min_completion_length > 0 or", "truncated or", "test_types.py"),
     Mutant("NaN loss stepped", STEP, "if not math.isfinite(metrics[\"loss\"]):", "if False:", "test_step.py"),
@@ -205,6 +206,7 @@ MUTANTS = [
     Mutant("a column overwrites what a partial has bound", "reward_calls/arguments.py", "    names = [name for name in offered if name not in _bound(function)]", "    names = list(offered)", "reward_calls/test_kinds.py"),
     Mutant("unsolved decided by the sum", "vstar/table.py", "torch.where(self.rewards.isnan(), -math.inf, self.rewards).amax(-1) > self.success_threshold", "self.rewards.nansum(-1) != 0", "vstar/test_vstar.py"),
     Mutant("nearly equal rewards counted as equal", "metrics.py", "float((spread <= 0).double().mean())", "float((spread <= 1e-5).double().mean())", "test_metrics.py"),
+    Mutant("the spread of equal rewards rounded", "metrics.py", "float((known - known[0]).std())", "float(known.std())", "test_metrics.py"),
     Mutant("float64 rewards compared in float32", "metrics.py", 'reward[known].double(), "amax")', 'reward[known].float().double(), "amax")', "test_metrics.py"),
     Mutant("interrupt in the middle of a step", "run/signals.py", '        self.reason = "interrupted"\n', "        raise KeyboardInterrupt\n", "run/test_run.py"),
     # notebook to script
