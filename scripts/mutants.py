@@ -245,6 +245,7 @@ MUTANTS = [
     Mutant("a phase inside a phase counted twice", "support/timing.py", "if clock.busy:", "if False:", "run/test_commands.py"),
     # the view
     Mutant("view: the mean of the others holds the row itself", "view/arithmetic.py", "values - (total - values) / (count - 1)", "values - total / count", "view/test_data.py"),
+    Mutant("view: a large common reward hides the rule", "view/arithmetic.py", "group.reward[known] - mean - group.stored[known]", "group.reward[known] - group.stored[known]", "view/test_data.py"),
     Mutant("view: any advantage is called leave-one-out", "view/arithmetic.py", "return bool(np.all(np.abs(left - right) <= TOLERANCE * size)) if len(left) else True", "return True", "view/test_data.py"),
     Mutant("view: refreshes that nothing is charged for", "view/budget.py", "+ seconds / SHARE", "+ seconds", "view/test_budget.py"),
     Mutant("view: masked tokens set the scale", "view/lens.py", "used = np.abs(sizes[counts & np.isfinite(sizes)])", "used = np.abs(sizes[np.isfinite(sizes)])", "view/test_data.py"),
