@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 MASTER_WEIGHTS = (
     "Keep float32 weights and compute in bfloat16: rl.load_policy(..., dtype=torch.float32, autocast=torch.bfloat16)"
+    "; of a model object, pass model.float()"
 )
 
 

@@ -115,6 +115,7 @@ MUTANTS = [
     Mutant("gradient not clipped", STEP, "updater.clip(math.inf if max_grad_norm is None else max_grad_norm)", "updater.clip(math.inf)", "test_step.py"),
     Mutant("a gradient of 0 stepped", STEP, "if not 0 < grad_norm < math.inf:", "if not grad_norm < math.inf:", "test_step.py"),
     Mutant("weights that stopped being finite not noticed", STEP, "    check_weights(policy, updater)\n", "", "test_step.py"),
+    Mutant("mixed precision in float16", "policy.py", "if autocast == torch.float16:", "if False:", "test_step.py"),
     Mutant("a bias of -inf taken for an accident", "step_checks.py", "if n > known.get(name, 0)}", "if n > 0}", "test_step.py"),
     Mutant("16-bit weights: warned at every step", STEP, "    if policy.not_finite is None:\n        policy", "    if True:\n        policy", "test_step.py"),
     Mutant("frozen 16-bit weights warned of", "strategies/updater.py", "self.policy.model.named_parameters() if id(p) in trained}", "self.policy.model.named_parameters()}", "test_step.py"),
