@@ -183,6 +183,7 @@ MUTANTS = [
     Mutant("truncation drops the beginning-of-sequence token", "prompts/lengths.py", "return front + list(ids[len(ids) - (self.limit - len(front)) :])", "return list(ids[len(ids) - self.limit :])", "prompts/test_conversations.py"),
     Mutant("a resumed stream starts over", "prompts/supply.py", "itertools.islice(rows, position, None)", "itertools.islice(rows, 0, None)", "prompts/test_sources.py"),
     Mutant("groups without signal kept", "dynamic_sampling.py", "(spread > tolerance)[group]", "(spread >= 0)[group]", "test_dynamic_sampling.py"),
+    Mutant("groups of different prompts merged", "dynamic_sampling.py", "if len(prompts_of_groups) > len(whole.group_id.unique()):", "if False:", "test_dynamic_sampling.py"),
     Mutant("one accepted group lost", "dynamic_sampling.py", "kept = set(accepted[:groups])", "kept = set(accepted[: groups - 1])", "test_dynamic_sampling.py"),
     Mutant("pass@k with replacement", "evaluation/statistics.py", "1 - math.comb(n - c, k) / math.comb(n, k)", "1 - (1 - c / n) ** k", "evaluation/test_evaluate.py"),
     Mutant("before and after not paired", "evaluation/compare.py", "change = (new - old)[both]", "change = (new - old.flip(0))[both]", "evaluation/test_evaluate.py"),
