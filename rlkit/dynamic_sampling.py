@@ -101,7 +101,8 @@ def accumulate(
         An `Accumulated`; it holds the accepted groups also if there are fewer than wanted.
 
     Raises:
-        ValueError: groups or max_batches below 1, or `draw` returns the scores of another rollout.
+        ValueError: groups or max_batches below 1, `draw` returns the scores of another rollout, or two batches share a
+            group id.
 
     Example:
         def draw(batch):
@@ -139,6 +140,12 @@ def accumulate(
             break
     kept = set(accepted[:groups])
     whole, all_scores = join(rollouts, pad_id=0), Scores.join([score.cpu() for score in scores])
+    prompts_of_groups = set(zip(whole.group_id.tolist(), whole.row_id.tolist(), strict=True))
+    if len(prompts_of_groups) > len(whole.group_id.unique()):
+        raise ValueError(
+            "accumulate: two batches give one group id to different prompts, whose completions would be one group. "
+            "Take batches from a PromptLoader, or number them: rl.make_batch(..., first_group_id=...)."
+        )
     mine = torch.tensor([group in kept for group in whole.group_id.tolist()], dtype=torch.bool)
     return Accumulated(
         rollout=whole.select(mine),

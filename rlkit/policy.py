@@ -47,7 +47,7 @@ class Policy:
         pad_id: token id for padding; masks come from lengths, never from this id.
         name: what it was loaded from.
         version: number of optimizer steps taken.
-        autocast: dtype of mixed precision in every pass (sampling, policy, reference), or None.
+        autocast: torch.bfloat16 for mixed precision in every pass (sampling, policy, reference), or None.
         date: the date that chat templates write: the day when the policy was made, or that of the checkpoint.
         engine: the engine of `sample`; None means the transformers engine.
         marks: by engine, the weights that it was given last (`rlkit.engines.weights.weights_mark`).
@@ -68,6 +68,11 @@ class Policy:
         autocast: torch.dtype | None = None,
     ) -> None:
         check_is_causal_lm(model)
+        if autocast == torch.float16:
+            raise ValueError(
+                "load_policy: autocast must be torch.bfloat16 or None. In float16, small gradients round to 0; it "
+                "needs a loss scaling that rlkit does not have."
+            )
         self.model: Any = model
         self.tokenizer = copy.deepcopy(tokenizer)
         self.name = name

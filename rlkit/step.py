@@ -115,8 +115,9 @@ def loss_step(
     if not math.isfinite(metrics["loss"]):
         updater.zero_grad()
         raise FloatingPointError(
-            f"loss_step: the loss is {metrics['loss']}; the policy is unchanged. Look for NaN in advantages "
-            "and ref_logps, for exploding log-ratios (clip_ratio, kl) and for a learning rate that is too high."
+            f"loss_step: the loss is {metrics['loss']}; the policy is unchanged. Look for NaN in advantages, "
+            "ref_logps and the weights as loaded, for exploding log-ratios (clip_ratio, kl) and for a "
+            "learning rate that is too high."
         )
     if policy.strategy == "ddp" and not policy.gradients_checked:  # not by the version: a resumed run starts above 0
         verify_gradients(policy.trainable_parameters(), collectives.gather)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 MASTER_WEIGHTS = (
     "Keep float32 weights and compute in bfloat16: rl.load_policy(..., dtype=torch.float32, autocast=torch.bfloat16)"
+    "; of a model object, pass model.float()"
 )
 
 
@@ -36,7 +37,7 @@ def check_pairing(
             f"{where}: the scores ({len(scores)} rows) are not those of the rollout ({len(rollout)} rows): their group "
             "ids differ. Pass what rl.score(rollout, ...) returned."
         )
-    rows = rollout if rollout is not None else scores
+    rows = next((part for part in (rollout, scores, advantages) if part is not None), None)
     if rows is not None and advantages is not None and advantages.shape != (len(rows),):
         raise ValueError(
             f"{where}: expected one advantage per completion ({len(rows)},), got {tuple(advantages.shape)}: were they "
@@ -45,9 +46,11 @@ def check_pairing(
     if rollout is None:
         if update is not None and rows is not None and len(update.loss_mask) > len(rows):
             raise ValueError(
-                f"{where}: the update is of {len(update.loss_mask)} rows, the scores are of {len(rows)}: they are of "
-                "different rollouts."
+                f"{where}: the update is of {len(update.loss_mask)} rows, the scores or advantages are of {len(rows)}: "
+                "they are of different rollouts."
             )
+        if alone := [name for name, values in logps.items() if values is not None]:
+            raise ValueError(f"{where}: {alone[0]} needs the rollout that they belong to.")
         return
     mask = rollout.completion_mask
     for name, values in logps.items():

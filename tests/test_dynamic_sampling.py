@@ -90,7 +90,8 @@ def fake_draw(plan):
         keep = next(plan)
         rewards = [[1, 0] if place < keep else [0, 0] for place in range(len(batch))]
         group = batch.group_id.repeat_interleave(2)
-        rollout = make_rollout([2] * (2 * len(batch)), group_id=group.tolist())
+        row_id = batch.row_id.repeat_interleave(2).tolist()
+        rollout = make_rollout([2] * (2 * len(batch)), group_id=group.tolist(), row_id=row_id)
         return rl.drop_uninformative_groups(
             rollout, make_scores([one for pair in rewards for one in pair], group_id=group.tolist())
         )
@@ -127,6 +128,15 @@ def test_enough_is_enough_and_the_first_are_kept(frozen_policy):
     assert found.rollout.group_id.tolist() == [0, 0, 3, 3, 4, 4]
     assert found.scores.group_id.tolist() == [0, 0, 3, 3, 4, 4]
     assert (found.groups, found.drawn, found.exhausted) == (3, 2, False)
+
+
+def test_groups_of_different_prompts_are_not_merged(frozen_policy):
+    """Batches made from lists are both numbered from 0; leave-one-out would compare different prompts."""
+    first, more = (rl.make_batch(frozen_policy, prompts) for prompts in (["1+1=", "2+2="], ["3+1=", "4+1="]))
+    with pytest.raises(ValueError, match="accumulate: two batches give one group id to different prompts"):
+        rl.accumulate(fake_draw([2, 2]), first, [more], groups=4)
+    more = rl.make_batch(frozen_policy, ["3+1=", "4+1="], first_group_id=2)
+    assert rl.accumulate(fake_draw([2, 2]), first, [more], groups=4).groups == 4
 
 
 @pytest.mark.parametrize(("groups", "max_batches"), [(0, 1), (1, 0)])

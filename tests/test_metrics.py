@@ -20,6 +20,7 @@ from rlkit.metrics import (
     frac_zero_std,
     kl_row_metrics,
     length_metrics,
+    reward_metrics,
     score_metrics,
 )
 
@@ -121,6 +122,15 @@ def test_each_function_is_averaged_where_it_did_not_abstain():
     assert got["rewards/b/mean"] == 2 and math.isnan(got["rewards/b/std"])
     assert math.isnan(got["rewards/never/mean"]) and for_json(got)["rewards/never/mean"] is None
     assert got["judged"] == 7
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@given(st.sampled_from([0.7, 0.1, 1 / 3, -2.3, 1e5 + 0.1, 1e-8, 1e30]), st.integers(2, 70))
+def test_equal_rewards_have_a_spread_of_exactly_0(dtype, value, rows):
+    """The monitor looks for 0; a mean that is not exact gave 1e-17."""
+    rewards = torch.full((rows,), value, dtype=dtype)
+    got = reward_metrics(rewards, rewards[:, None], ["f"], torch.zeros(rows, dtype=torch.int64))
+    assert got["reward_std"] == got["rewards/f/std"] == 0
 
 
 def test_rewards_that_are_all_missing_give_nan_and_no_crash():

@@ -766,6 +766,16 @@ def test_16_bit_weights_are_warned_of_once_and_float32_ones_never(caplog):
     assert sum(moved) / len(moved) < 0.5, "the warning would be wrong"
     assert caplog.text.count("in bfloat16, where small updates round to nothing") == 1
     assert "rl.load_policy(..., dtype=torch.float32, autocast=torch.bfloat16)" in caplog.text
+    remedy = tiny_policy(llama().to(torch.bfloat16).float(), autocast=torch.bfloat16)  # a model object keeps its dtype
+    caplog.clear()
+    step(remedy, make_rollout(LENGTHS), ADVANTAGES)
+    assert caplog.text == ""
+
+
+def test_mixed_precision_in_float16_is_refused():
+    """Without loss scaling, advantages of 1e-6 gave a gradient whose error was 1.6 times the right one."""
+    with pytest.raises(ValueError, match=r"load_policy: autocast must be torch\.bfloat16 or None.*loss scaling"):
+        tiny_policy(autocast=torch.float16)
 
 
 def test_a_float32_adapter_on_16_bit_weights_is_no_reason_to_warn(caplog):
@@ -919,7 +929,10 @@ def test_a_nan_loss_raises_and_leaves_the_policy_unchanged(policy, size):
     rollout = make_rollout(LENGTHS)
     ref = torch.zeros(8, 6)
     ref[7, 0] = NAN
-    with pytest.raises(FloatingPointError, match=r"loss_step: the loss is nan; the policy is unchanged\. Look for NaN"):
+    with pytest.raises(
+        FloatingPointError,
+        match=r"loss_step: the loss is nan; the policy is unchanged\. Look for NaN .* the weights as loaded",
+    ):
         rl.loss_step(
             policy,
             optimizer,

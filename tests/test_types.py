@@ -367,6 +367,7 @@ def update_of(mask):
     return rl.Update(0.0, {}, torch.zeros(mask.shape), torch.zeros(mask.shape), mask)
 
 
+WITHOUT = {"ref_logps": None, "new_logps": None}  # what a log without a rollout cannot have
 OTHERS = {
     "scores of more rows": (
         {"scores": make_scores([1] * 6, [0, 0, 1, 1, 2, 2])},
@@ -385,9 +386,15 @@ OTHERS = {
         r"the update, .*\(3, 3\), is of another",
     ),
     "update of more rows than scores": (
-        {"rollout": None, "new_logps": None, "update": update_of(torch.ones(6, 3).bool())},
-        "the update is of 6 rows, the scores are of 4",
+        {"rollout": None, "update": update_of(torch.ones(6, 3).bool())},
+        "the update is of 6 rows, the scores or advantages are of 4",
     ),
+    "update of more rows than advantages": (
+        {"rollout": None, "scores": None, "update": update_of(torch.ones(6, 3).bool())},
+        "the update is of 6 rows, the scores or advantages are of 4",
+    ),
+    "reference of no rollout": ({"rollout": None, "ref_logps": torch.zeros(4, 3)}, "ref_logps needs the rollout"),
+    "new of no rollout": ({"rollout": None, "new_logps": torch.zeros(4, 3)}, "new_logps needs the rollout"),
     "update of other lengths": ({"update": update_of(torch.ones(4, 3).bool())}, r"the update, .*\(4, 3\), is of"),
 }
 
@@ -397,7 +404,7 @@ def test_a_run_does_not_pair_records_of_different_rollouts(unchecked, tmp_path, 
     """100.0 was logged as the reward of a rollout with other scores. Nothing is written, the step stays open."""
     run = rl.Run(tmp_path / "run")
     with pytest.raises(ValueError, match=rf"run\.log: .*{message}"):
-        run.log(0, **paired(**({"ref_logps": None} if "rollout" in changes else {}), **changes))
+        run.log(0, **paired(**((WITHOUT if "rollout" in changes else {}) | changes)))
     assert (run.path / "metrics.jsonl").read_text() == ""
     run.log(0, **paired())
 
@@ -408,7 +415,7 @@ def test_an_update_on_a_part_of_the_rollout_and_records_that_are_missing_are_wel
     run.log(0, **paired(update=update_of(whole["rollout"].completion_mask[:2])))
     run.log(1, **paired(update=update_of(torch.zeros(4, 3).bool())))  # everything masked
     for step, name in enumerate(whole, start=2):
-        run.log(step, **paired(**{name: None}, **({"ref_logps": None} if name == "rollout" else {})))
+        run.log(step, **paired(**({name: None} | (WITHOUT if name == "rollout" else {}))))
 
 
 def test_functions_of_a_rollout_and_its_scores_refuse_those_of_another():

@@ -73,8 +73,6 @@ class StepLog:
 def measure(counters: Counters, given: StepRecords, extra: Mapping[str, Any]) -> tuple[dict[str, float], Counters]:
     """Return the metrics of one step and the counters after it; see `Run.log`."""
     rollout, scores, ref_logps = given.rollout, given.scores, given.ref_logps
-    if ref_logps is not None and rollout is None:
-        raise ValueError("run.log: ref_logps needs the rollout that they belong to.")
     metrics: dict[str, float] = {}
     tokens, calls = counters.tokens, counters.reward_calls
     if rollout is not None:

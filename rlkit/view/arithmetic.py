@@ -107,13 +107,15 @@ def _rule(
 def _other_rule(group: Group, step: Group, loo_of_step: np.ndarray) -> tuple[str, str, float | None]:
     assert group.stored is not None and step.stored is not None
     known = ~np.isnan(group.reward) & ~np.isnan(group.stored)
-    gap = group.reward[known] - group.stored[known]
+    mean = float(np.nanmean(group.reward)) if known.any() else 0.0
+    gap = group.reward[known] - mean - group.stored[known]  # relative to a large mean, every gap would be the same
     if len(gap) and _same(gap, np.full(len(gap), gap.mean())):
-        mean = float(np.nanmean(group.reward))
-        if len(gap) > 1 and math.isclose(gap.mean(), mean, rel_tol=1e-4, abs_tol=1e-6):
+        if len(gap) > 1 and _same(gap, np.zeros(len(gap))):
             said = f"Reward minus the group's mean, {mean:.4g}, own reward included: not leave-one-out."
             return "mean", said, None
-        said = f"Reward minus {gap.mean():.4g} in every row: a baseline of the prompt itself, such as V* (A*-PO)."
+        said = (
+            f"Reward minus {mean + gap.mean():.4g} in every row: a baseline of the prompt itself, such as V* (A*-PO)."
+        )
         return "baseline", said + " The other completions play no part.", None
     fit = _line(loo_of_step, step.stored)
     if fit is not None:

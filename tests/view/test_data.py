@@ -15,6 +15,7 @@ import rlkit as rl
 from rlkit.record import printable
 from rlkit.run.reader import RunReader
 from rlkit.view import completions, panel_data
+from rlkit.view.arithmetic import leave_one_out
 from rlkit.view.json_values import number, plain, short
 from rlkit.view.panel_data import answer
 from rlkit.view.table_query import OPERATORS
@@ -397,6 +398,25 @@ def test_normalised_advantages_are_named(folder):
     assert found["rule"] == "normalised" and "batch" in found["explained"]
     slope = 1 / (loo(table, 0.02).std(ddof=1) + 1e-4)
     assert f"{slope:.3g}" in found["explained"]
+
+
+@pytest.mark.parametrize("offset", [0.0, 1e3, 1e6])
+def test_a_large_common_reward_hides_no_rule(folder, offset):
+    """Relative to 1e6, every reward is the same baseline plus its advantage."""
+    rewards = np.array([0.0, 0.5, 0.0, 0.25])
+    own = leave_one_out(rewards)
+    rules = {
+        "leave-one-out": own,
+        "normalised": own / own.std(),
+        "mean": rewards - rewards.mean(),
+        "baseline": rewards - 0.1,
+        "other": np.array([1.0, -1.0, 2.0, 0.3]),
+    }
+    for rule, stored in rules.items():
+        table = with_advantage(rows(0, prompts=PROMPTS[:1], num_generations=4), stored)
+        for row, reward in zip(table, rewards + offset, strict=True):
+            row |= {"reward": float(reward), "kl": 0.0}
+        assert group_of(one_step(folder, table))["rule"] == rule
 
 
 def test_advantages_that_nothing_explains_are_said_to_be_so(folder):
