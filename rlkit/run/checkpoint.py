@@ -71,7 +71,7 @@ def save(folder: Path, tracked: Tracked, counters: Mapping[str, Any], score: flo
             "files": files,
         }
         write_json(partial / FILE, sealed(dict(counters) | extra))
-        if target.exists():  # moved in one operation: while it is deleted there would be not a whole checkpoint
+        if target.exists():  # moved in one operation: a half-deleted one would not be whole
             aside = folder / f"{target.name}.old.partial"
             shutil.rmtree(aside, ignore_errors=True)
             os.replace(target, aside)

@@ -401,21 +401,11 @@ def test_lora_gradients_are_those_of_the_models_own_logits():
             torch.testing.assert_close(got[name], parameter.grad, rtol=1e-4, atol=1e-5)
 
 
-def test_prompt_tuning_is_right_or_refused():
+def test_prompt_tuning_is_refused():
     """Virtual tokens belong to the wrapper, not to the language model inside: never leave them out in silence."""
     config = peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3)
-    model = peft.get_peft_model(llama(), config)
-    try:
-        policy = tiny_policy(model)
-        rollout = draw_some(policy, ["1+2="], num_generations=2)
-    except (TypeError, ValueError, NotImplementedError) as error:
-        assert "prompt" in str(error).lower()
-        return
-    with torch.no_grad():
-        for row, (prompt, completion) in enumerate(rows_of(rollout)):
-            logits = model.eval()(input_ids=torch.tensor([prompt + completion])).logits[0, -len(completion) - 1 : -1]
-            own = logits.log_softmax(-1).gather(1, torch.tensor(completion)[:, None])[:, 0]
-            torch.testing.assert_close(rollout.sampler_logp[row, : len(completion)], own, **FLOAT32)
+    with pytest.raises(TypeError, match=r"load_policy: prompt tuning keeps virtual tokens .* rlkit does not support"):
+        tiny_policy(peft.get_peft_model(llama(), config))
 
 
 # Heads

@@ -51,6 +51,10 @@ class Probed(Protocol):
     name: str
     policy: "Policy"
 
+    @property
+    def max_context(self) -> int | None:
+        """Most tokens of prompt and completion together, or None."""
+
     def draw_probe(
         self, prompts: Sequence[Sequence[int]], requests: list[dict[str, Any]], *, cached: bool
     ) -> list[list[Completion]]:
@@ -95,7 +99,7 @@ class Probe:
         ordinary = sorted(set(policy.tokenizer.get_vocab().values()) - set(policy.tokenizer.all_special_ids))
         ordinary = [i for i in ordinary if i < policy.vocab_size and i not in policy.eos_ids]
         self._choices = ordinary[:: max(1, len(ordinary) // TOKEN_CHOICES)][:TOKEN_CHOICES]
-        room = (getattr(engine, "max_context", None) or policy.max_context or 10**6) - TOKENS
+        room = (engine.max_context or policy.max_context or 10**6) - TOKENS
         lengths = sorted({max(1, min(length, room)) for length in PROMPT_LENGTHS})
         self._prompts = [[ordinary[(7 * i + 3 * i * i) % len(ordinary)] for i in range(length)] for length in lengths]
 
